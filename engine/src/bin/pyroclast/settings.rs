@@ -1,0 +1,296 @@
+//! Settings of `pyroclast train`: flags over file over defaults.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pyroclast::gpt::GptConfig;
+use pyroclast::{Error, Mistake, TrainerConfig};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::misuse;
+
+/// What was given, by flag or in a file; absent where nothing was.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// gpt-nano (default), gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
+    #[arg(long, value_name = "PRESET")]
+    pub(crate) model: Option<String>,
+    /// Transformer blocks, in place of the preset's.
+    #[arg(long)]
+    pub(crate) layers: Option<usize>,
+    /// Attention heads, in place of the preset's.
+    #[arg(long)]
+    pub(crate) heads: Option<usize>,
+    /// Width of the residual stream, in place of the preset's.
+    #[arg(long)]
+    pub(crate) width: Option<usize>,
+    /// Bytes of context, in place of the preset's.
+    #[arg(long)]
+    pub(crate) context: Option<usize>,
+    /// Text file, or folder of text files [default: the project's own documentation and sources].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Part of the text that is held out, from its end [default: 0.1].
+    #[arg(long)]
+    pub(crate) val_split: Option<f64>,
+    /// random (default) or sequential.
+    #[arg(long)]
+    pub(crate) sampling: Option<String>,
+    /// Samples per micro-batch and rank [default: 12].
+    #[arg(long)]
+    pub(crate) batch_size: Option<usize>,
+    /// auto (default), single, ddp.
+    #[arg(long)]
+    pub(crate) strategy: Option<String>,
+    /// cpu (default), gpu, wgpu, vulkan, cuda, auto.
+    #[arg(long)]
+    pub(crate) accelerator: Option<String>,
+    /// Ranks on this node [default: 1].
+    #[arg(long)]
+    pub(crate) devices: Option<usize>,
+    /// Nodes (only 1 in this version).
+    #[arg(long)]
+    pub(crate) num_nodes: Option<usize>,
+    /// This node's rank (not in this version).
+    #[arg(long)]
+    pub(crate) node_rank: Option<usize>,
+    /// Address of rank 0 (not in this version).
+    #[arg(long)]
+    pub(crate) master_addr: Option<String>,
+    /// Port of rank 0 (not in this version).
+    #[arg(long)]
+    pub(crate) master_port: Option<u16>,
+    /// Ranks as threads (default) or processes (not in this version).
+    #[arg(long)]
+    pub(crate) spawn: Option<String>,
+    /// 32-true in this version.
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
+    /// adamw (default) or sgd.
+    #[arg(long)]
+    pub(crate) optimizer: Option<String>,
+    /// Learning rate [default: 1e-3].
+    #[arg(long)]
+    pub(crate) lr: Option<f64>,
+    /// AdamW's decay of the first moment [default: 0.9].
+    #[arg(long)]
+    pub(crate) beta1: Option<f64>,
+    /// AdamW's decay of the second moment [default: 0.999].
+    #[arg(long)]
+    pub(crate) beta2: Option<f64>,
+    /// AdamW's epsilon [default: 1e-8].
+    #[arg(long)]
+    pub(crate) eps: Option<f64>,
+    /// SGD's momentum [default: 0.9].
+    #[arg(long)]
+    pub(crate) momentum: Option<f64>,
+    /// Weight decay of matrices and embeddings [default: 0.01 for adamw, 0 for sgd].
+    #[arg(long)]
+    pub(crate) weight_decay: Option<f64>,
+    /// Decay norms and biases too, as torch does by default.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) decay_all: Option<bool>,
+    /// constant (default), linear, cosine.
+    #[arg(long)]
+    pub(crate) schedule: Option<String>,
+    /// Steps over which the learning rate rises from 0 [default: 0].
+    #[arg(long)]
+    pub(crate) warmup_steps: Option<u64>,
+    /// Micro-batches per optimizer step [default: 1].
+    #[arg(long)]
+    pub(crate) accumulate_grad_batches: Option<usize>,
+    /// Largest global gradient norm [default: no clipping].
+    #[arg(long)]
+    pub(crate) gradient_clip_val: Option<f64>,
+    /// norm in this version.
+    #[arg(long)]
+    pub(crate) gradient_clip_algorithm: Option<String>,
+    /// Optimizer steps [default: 1000, unless max_epochs is set].
+    #[arg(long)]
+    pub(crate) max_steps: Option<u64>,
+    /// Passes over the training data.
+    #[arg(long)]
+    pub(crate) max_epochs: Option<u64>,
+    /// Steps between validations; 0 for none [default: 250].
+    #[arg(long)]
+    pub(crate) val_check_interval: Option<u64>,
+    /// Validation batches per rank; 0 for all [default: 20].
+    #[arg(long)]
+    pub(crate) limit_val_batches: Option<usize>,
+    /// Steps between two lines or redraws on the terminal [default: 10].
+    #[arg(long)]
+    pub(crate) log_every_n_steps: Option<u64>,
+    /// Seed of initial weights and sampling [default: 0].
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Refuse what could make two runs differ.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) deterministic: Option<bool>,
+    /// One step and one validation batch, and nothing written.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) fast_dev_run: Option<bool>,
+    /// Folder for metrics, checkpoints and report [default: runs/MODEL-N].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// auto (the newest checkpoint under --out) or a checkpoint's folder.
+    #[arg(long, value_name = "auto|PATH")]
+    pub(crate) resume: Option<String>,
+    /// Initial weights in PyTorch layout, safetensors.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) init_from: Option<PathBuf>,
+    /// Write the trained weights in PyTorch layout, safetensors.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_weights: Option<PathBuf>,
+}
+
+impl Settings {
+    /// These settings, completed by those of a TOML file.
+    pub(crate) fn over_file(self, path: &Path) -> Result<Self, Error> {
+        let unreadable = |error: std::io::Error| misuse("config", format!("{}: {error}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let in_file = |problem: String| misuse("config", format!("{}: {problem}", path.display()));
+        let file: Map<String, Value> =
+            toml::from_str(&text).map_err(|error| in_file(error.message().to_owned()))?;
+        let known = Self::default().to_map();
+        let unknown: Vec<Mistake> = file
+            .keys()
+            .filter(|key| !known.contains_key(*key))
+            .map(|key| {
+                let nearest = known.keys().max_by(|a, b| {
+                    strsim::jaro_winkler(a, key).total_cmp(&strsim::jaro_winkler(b, key))
+                });
+                let nearest = nearest.map(String::as_str).unwrap_or_default();
+                Mistake::new(key, format!("unknown key in {}; did you mean `{nearest}`?", path.display()))
+            })
+            .collect();
+        if !unknown.is_empty() {
+            return Err(Error::Config(unknown));
+        }
+        let mut merged = file;
+        merged.extend(self.to_map().into_iter().filter(|(_, value)| !value.is_null()));
+        serde_json::from_value(Value::Object(merged)).map_err(|error| in_file(error.to_string()))
+    }
+
+    fn to_map(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(map)) => map,
+            _ => Map::new(),
+        }
+    }
+
+    /// Sizes of the model.
+    pub(crate) fn model(&self, mistakes: &mut Vec<Mistake>) -> Option<GptConfig> {
+        let preset = GptConfig::preset(self.model_name());
+        let preset = preset.map_err(|mistake| mistakes.push(mistake)).ok()?;
+        let config = GptConfig {
+            layers: self.layers.unwrap_or(preset.layers),
+            heads: self.heads.unwrap_or(preset.heads),
+            width: self.width.unwrap_or(preset.width),
+            context: self.context.unwrap_or(preset.context),
+        };
+        mistakes.extend(config.mistakes());
+        Some(config)
+    }
+
+    pub(crate) fn model_name(&self) -> &str {
+        self.model.as_deref().unwrap_or("gpt-nano")
+    }
+
+    /// Settings of the trainer.
+    pub(crate) fn trainer(&self) -> TrainerConfig {
+        let set = self.clone();
+        let default = TrainerConfig::default();
+        let max_steps = set.max_steps.or(set.max_epochs.is_none().then_some(1000));
+        TrainerConfig {
+            strategy: set.strategy.unwrap_or(default.strategy),
+            accelerator: set.accelerator.unwrap_or(default.accelerator),
+            devices: set.devices.unwrap_or(default.devices),
+            num_nodes: set.num_nodes.unwrap_or(default.num_nodes),
+            precision: set.precision.unwrap_or(default.precision),
+            optimizer: set.optimizer.unwrap_or(default.optimizer),
+            lr: set.lr.unwrap_or(default.lr),
+            beta1: set.beta1.unwrap_or(default.beta1),
+            beta2: set.beta2.unwrap_or(default.beta2),
+            eps: set.eps.unwrap_or(default.eps),
+            momentum: set.momentum.unwrap_or(default.momentum),
+            weight_decay: set.weight_decay,
+            schedule: set.schedule.unwrap_or(default.schedule),
+            warmup_steps: set.warmup_steps.unwrap_or(default.warmup_steps),
+            accumulate_grad_batches: set
+                .accumulate_grad_batches
+                .unwrap_or(default.accumulate_grad_batches),
+            gradient_clip_val: set.gradient_clip_val,
+            gradient_clip_algorithm: set
+                .gradient_clip_algorithm
+                .unwrap_or(default.gradient_clip_algorithm),
+            max_steps,
+            max_epochs: set.max_epochs,
+            val_check_interval: Some(set.val_check_interval.unwrap_or(250)),
+            limit_val_batches: Some(set.limit_val_batches.unwrap_or(20)).filter(|n| *n > 0),
+            fast_dev_run: set.fast_dev_run.unwrap_or(default.fast_dev_run),
+            deterministic: set.deterministic.unwrap_or(default.deterministic),
+            log_every_n_steps: set.log_every_n_steps.unwrap_or(default.log_every_n_steps),
+            seed: set.seed.unwrap_or(default.seed),
+            out: set.out,
+            resume: set.resume,
+        }
+    }
+
+    /// Flags of parts that this version does not have.
+    pub(crate) fn not_yet(&self) -> Vec<Mistake> {
+        let given = [
+            ("node_rank", self.node_rank.is_some()),
+            ("master_addr", self.master_addr.is_some()),
+            ("master_port", self.master_port.is_some()),
+        ];
+        let mut mistakes: Vec<Mistake> = given
+            .into_iter()
+            .filter(|(_, given)| *given)
+            .map(|(name, _)| Mistake::new(name, "several nodes are not in this version"))
+            .collect();
+        match self.spawn.as_deref() {
+            None | Some("thread") => {}
+            Some("process") => mistakes.push(Mistake::new(
+                "spawn",
+                "ranks as processes are not in this version; use `thread`",
+            )),
+            Some(other) => {
+                mistakes.push(Mistake::new("spawn", format!("unknown `{other}`; use `thread`")));
+            }
+        }
+        mistakes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn over(file: &str, flags: Settings) -> Result<Settings, Error> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run.toml");
+        std::fs::write(&path, file).expect("a file");
+        flags.over_file(&path)
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let flags = Settings { lr: Some(0.5), ..Settings::default() };
+        let merged = over("lr = 0.1\nmax_steps = 7\n", flags).expect("valid settings");
+        assert_eq!((merged.lr, merged.max_steps, merged.seed), (Some(0.5), Some(7), None));
+    }
+
+    #[test]
+    fn wrong_files_are_refused() {
+        for (file, expected) in [
+            ("gradient_clipp_val = 1.0", "did you mean `gradient_clip_val`?"),
+            ("max_steps = \"many\"", "invalid type"),
+            ("max_steps = ", "config"),
+        ] {
+            let error = over(file, Settings::default()).expect_err(file);
+            assert!(error.is_misuse() && error.to_string().contains(expected), "{file}: {error}");
+        }
+    }
+}

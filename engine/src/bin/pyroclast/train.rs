@@ -1,0 +1,254 @@
+//! `pyroclast train`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use burn::module::Module;
+use pyroclast::gpt::task::Decay;
+use pyroclast::gpt::weights::{self, TorchWeights};
+use pyroclast::gpt::{Gpt, GptConfig, GptTask, TextData, generate, text};
+use pyroclast::output::RunFolder;
+use pyroclast::plan::Resume;
+use pyroclast::{Error, Mistake, Plan, RankContext, Sampling, StopReason, TrainModule, Trainer, report};
+use serde_json::{Value, json};
+
+use crate::args::TrainArgs;
+use crate::console::{grouped, printable, say};
+use crate::misuse;
+use crate::progress::Progress;
+use crate::settings::Settings;
+
+/// Bytes of the sample texts.
+const SAMPLE_LENGTH: usize = 240;
+
+/// Everything that a run needs, checked.
+struct Run {
+    settings: Settings,
+    model: GptConfig,
+    sampling: Sampling,
+    trainer: Trainer,
+    recorded: Value,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &TrainArgs) -> Result<(), Error> {
+    if let Some(path) = &args.deepspeed {
+        let problem = format!("{}: DeepSpeed files are not in this version", path.display());
+        return Err(misuse("deepspeed", problem));
+    }
+    let settings = match &args.config {
+        Some(path) => args.settings.clone().over_file(path)?,
+        None => args.settings.clone(),
+    };
+    let run = resolve(settings)?;
+    if args.print_config {
+        say(&format!("{:#}", run.recorded));
+        return Ok(());
+    }
+    train(run)
+}
+
+/// Checks all settings, and reports all mistakes together.
+fn resolve(mut settings: Settings) -> Result<Run, Error> {
+    let mut mistakes = settings.not_yet();
+    let model = settings.model(&mut mistakes);
+    let sampling = sampling(&settings, &mut mistakes);
+    if settings.batch_size == Some(0) {
+        mistakes.push(Mistake::new("batch_size", "0 is not a batch; use 1 or more"));
+    }
+    if settings.out.is_none() && settings.fast_dev_run != Some(true) {
+        settings.out = Some(free_folder(settings.model_name()));
+    }
+    match (Trainer::new(settings.trainer()), model, sampling) {
+        (Ok(trainer), Some(model), Some(sampling)) if mistakes.is_empty() => {
+            let recorded = record(&settings, &model, trainer.plan());
+            let trainer = trainer.with_recorded_config(recorded.clone());
+            Ok(Run { settings, model, sampling, trainer, recorded })
+        }
+        (Err(Error::Config(more)), ..) => {
+            mistakes.extend(more);
+            Err(Error::Config(mistakes))
+        }
+        (Err(error), ..) => Err(error),
+        _ => Err(Error::Config(mistakes)),
+    }
+}
+
+fn sampling(settings: &Settings, mistakes: &mut Vec<Mistake>) -> Option<Sampling> {
+    match settings.sampling.as_deref() {
+        None | Some("random") => Some(Sampling::Random),
+        Some("sequential") => Some(Sampling::Sequential),
+        Some(name) => {
+            let problem = format!("unknown sampling `{name}`; there are random, sequential");
+            mistakes.push(Mistake::new("sampling", problem));
+            None
+        }
+    }
+}
+
+/// The first folder of this model's runs that is not taken.
+fn free_folder(model: &str) -> PathBuf {
+    let folder = |number| Path::new("runs").join(format!("{model}-{number}"));
+    (1..).map(folder).find(|path| !path.exists()).unwrap_or_else(|| folder(0))
+}
+
+/// The settings of a run, resolved.
+fn record(settings: &Settings, model: &GptConfig, plan: &Plan) -> Value {
+    let mut recorded = plan.to_json();
+    let own = json!({
+        "model": settings.model_name(),
+        "layers": model.layers,
+        "heads": model.heads,
+        "width": model.width,
+        "context": model.context,
+        "data": settings.data,
+        "val_split": val_split(settings),
+        "sampling": settings.sampling.as_deref().unwrap_or("random"),
+        "batch_size": batch_size(settings),
+        "decay_all": settings.decay_all.unwrap_or(false),
+        "init_from": settings.init_from,
+        "save_weights": settings.save_weights,
+        "spawn": "thread",
+    });
+    if let (Value::Object(recorded), Value::Object(own)) = (&mut recorded, own) {
+        recorded.extend(own);
+    }
+    recorded
+}
+
+fn val_split(settings: &Settings) -> f64 {
+    settings.val_split.unwrap_or(0.1)
+}
+
+fn batch_size(settings: &Settings) -> usize {
+    settings.batch_size.unwrap_or(12)
+}
+
+fn train(run: Run) -> Result<(), Error> {
+    let Run { settings, model: config, sampling, mut trainer, recorded } = run;
+    let bytes = match &settings.data {
+        Some(path) => text::read(path)?,
+        None => text::shipped(),
+    };
+    let data = TextData::new(&bytes, config.context, val_split(&settings))?
+        .with_batch_size(batch_size(&settings))
+        .with_sampling(sampling);
+    let mut task = GptTask::new(config);
+    if let Some(path) = &settings.init_from {
+        task.initial = Some(TorchWeights::read(path)?);
+    }
+    if settings.decay_all == Some(true) {
+        task.decay = Decay::All;
+    }
+    if let Some(path) = settings.save_weights.as_deref() {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if parent.is_some_and(|parent| !parent.is_dir()) {
+            let problem = format!("{}: its folder does not exist", path.display());
+            return Err(misuse("save_weights", problem));
+        }
+    }
+    let sample = Sample { prompt: prompt(data.train_bytes()), config, plan: trainer.plan().clone() };
+    introduce(&settings, &config, &bytes, trainer.plan());
+    let before = match trainer.plan().resume {
+        Resume::Never => Some(sample.untrained(&task)?),
+        _ => None,
+    };
+    if let Some(text) = &before {
+        show("before training", text);
+    }
+
+    let progress = Progress::new(trainer.plan().resolved.log_every_n_steps);
+    listen_to_signals(&trainer.stop_flag())?;
+    trainer = trainer.with_callback(progress);
+    let fitted = trainer.fit(&task, &data)?;
+
+    let model = fitted.model.valid();
+    let after = sample.draw(&model)?;
+    show("after training", &after);
+    if let Some(path) = &settings.save_weights {
+        weights::save_torch(&model, path)?;
+    }
+    if fitted.reason == StopReason::Stopped {
+        say(&format!("stopped after step {}", fitted.steps));
+    }
+    if let Some(out) = settings.out.as_deref().filter(|_| settings.fast_dev_run != Some(true)) {
+        let folder = RunFolder::at(out);
+        keep_samples(&folder, before.as_deref(), &after)?;
+        report::write(&folder, &recorded)?;
+        say(&format!("report      {}", folder.report().display()));
+        say(&format!("generate    pyroclast generate --from {} --prompt \"...\"", out.display()));
+    }
+    Ok(())
+}
+
+fn introduce(settings: &Settings, model: &GptConfig, bytes: &[u8], plan: &Plan) {
+    let GptConfig { layers, heads, width, context } = model;
+    let name = settings.model_name();
+    say(&format!("{name}    {layers} layers, {heads} heads, width {width}, context {context}"));
+    let source = settings.data.as_deref().map_or("the project's own text".into(), Path::to_string_lossy);
+    say(&format!("data        {source}, {} bytes", grouped(bytes.len() as u64)));
+    let ranks = if plan.world == 1 { "rank" } else { "ranks" };
+    let (strategy, accelerator) = (&plan.resolved.strategy, plan.accelerator);
+    say(&format!("training    {strategy}, {} {ranks} on {accelerator}", plan.world));
+}
+
+/// Texts that show what the model has learned.
+struct Sample {
+    prompt: Vec<u8>,
+    config: GptConfig,
+    plan: Plan,
+}
+
+impl Sample {
+    /// From the weights that training will start with.
+    fn untrained(&self, task: &GptTask) -> Result<String, Error> {
+        let device = self.plan.accelerator.device()?;
+        device.seed(self.plan.resolved.seed);
+        let context = RankContext { rank: 0, world: 1, device };
+        let model = task
+            .configure_model(&context)
+            .map_err(|source| Error::Task { rank: 0, stage: "configure_model", source })?;
+        self.draw(&model.valid())
+    }
+
+    fn draw(&self, model: &Gpt) -> Result<String, Error> {
+        let device = self.plan.accelerator.device()?;
+        let sampler = generate::Sampler::default();
+        let settings = (SAMPLE_LENGTH, sampler, self.plan.resolved.seed);
+        let text = generate::generate((model, self.config.context), &self.prompt, settings, &device)?;
+        Ok(printable(&[&self.prompt[..], &text].concat()))
+    }
+}
+
+/// The beginning of the training text, up to the end of its first line.
+fn prompt(text: &[u8]) -> Vec<u8> {
+    let line = text.split(|byte| *byte == b'\n').find(|line| line.len() > 2).unwrap_or(text);
+    line[..line.len().min(32)].to_vec()
+}
+
+fn show(when: &str, text: &str) {
+    let indented: Vec<String> = text.lines().map(|line| format!("    {line}")).collect();
+    say(&format!("\n{when}:\n{}\n", indented.join("\n")));
+}
+
+fn keep_samples(folder: &RunFolder, before: Option<&str>, after: &str) -> Result<(), Error> {
+    let samples = folder.path().join("samples");
+    let write = |name: &str, text: &str| fs::write(samples.join(name), text);
+    fs::create_dir_all(&samples)
+        .and_then(|()| before.map_or(Ok(()), |text| write("1-before-training.txt", text)))
+        .and_then(|()| write("2-after-training.txt", after))
+        .map_err(|source| Error::Io { action: "writing", path: samples.clone(), source })
+}
+
+/// The first signal ends the run after its step, with a checkpoint; a second one ends it at once.
+fn listen_to_signals(stop: &Arc<AtomicBool>) -> Result<(), Error> {
+    use signal_hook::{consts, flag};
+    for signal in [consts::SIGINT, consts::SIGTERM] {
+        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(stop))
+            .and_then(|_| flag::register(signal, Arc::clone(stop)))
+            .map_err(|source| Error::Io { action: "listening to", path: "signals".into(), source })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Checkpoints: one folder each, written whole or not at all.
+//!
+//! A checkpoint of this version holds the whole model, written by rank 0:
+//!
+//! ```text
+//! checkpoints/step-00001000/
+//!     model.safetensors        every float parameter and buffer by path, in Burn's layout
+//!     optimizer.safetensors    `<state>.<path>` for each of the optimizer's states
+//!     checkpoint.json          step, samples consumed, configuration, checksums
+//! ```
+//!
+//! It is written under a temporary name, synced, and renamed; `checkpoint.json` carries the SHA-256
+//! of the other files. A crash leaves at most a folder whose name starts with a dot, which is never
+//! read.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+
+pub(crate) const FORMAT: u32 = 1;
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const MANIFEST: &str = "checkpoint.json";
+
+/// What is known of a checkpoint before its numbers are read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the format.
+    pub format: u32,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// Samples consumed by all ranks.
+    pub samples: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// The resolved configuration of the run that wrote it.
+    pub config: serde_json::Value,
+    /// SHA-256 of each file, in hexadecimal.
+    pub checksums: BTreeMap<String, String>,
+}
+
+/// A tensor to write: name, shape, numbers.
+pub(crate) type Entry<'a> = (String, Vec<usize>, &'a [f32]);
+
+/// Named numbers read from a file.
+pub type Values = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// A checkpoint that has been read and verified.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Everything but the numbers.
+    pub manifest: Manifest,
+    /// Parameters and buffers by path.
+    pub model: Values,
+    /// Optimizer state by `<state>.<path>`.
+    pub optimizer: Values,
+}
+
+/// Writes a checkpoint under `folder` and returns its path.
+pub(crate) fn save(
+    folder: &Path,
+    mut manifest: Manifest,
+    model: &[Entry<'_>],
+    optimizer: &[Entry<'_>],
+) -> Result<PathBuf, Error> {
+    let name = format!("step-{:08}", manifest.step);
+    let (temporary, path) = (folder.join(format!(".{name}")), folder.join(&name));
+    if temporary.exists() {
+        fs::remove_dir_all(&temporary).map_err(Error::io("removing", &temporary))?;
+    }
+    fs::create_dir_all(&temporary).map_err(Error::io("creating", &temporary))?;
+    for (file, entries) in [(MODEL, model), (OPTIMIZER, optimizer)] {
+        write_values(&temporary.join(file), entries)?;
+        manifest.checksums.insert(file.to_owned(), checksum(&temporary.join(file))?);
+    }
+    let text = serde_json::to_string_pretty(&manifest).map_err(io::Error::from);
+    let text = text.map_err(Error::io("encoding", path.join(MANIFEST)))?;
+    let manifest_path = temporary.join(MANIFEST);
+    fs::write(&manifest_path, text).map_err(Error::io("writing", &manifest_path))?;
+    sync(&manifest_path)?;
+    sync(&temporary)?;
+    if path.exists() {
+        fs::remove_dir_all(&path).map_err(Error::io("replacing", &path))?;
+    }
+    fs::rename(&temporary, &path).map_err(Error::io("renaming", &temporary))?;
+    sync(folder)?;
+    Ok(path)
+}
+
+/// Reads and verifies the checkpoint in `path`.
+///
+/// # Errors
+///
+/// [`Error::Io`] if a file cannot be read, [`Error::BadFile`] if one is damaged or of another format.
+pub fn load(path: &Path) -> Result<Checkpoint, Error> {
+    let manifest_path = path.join(MANIFEST);
+    let text = fs::read(&manifest_path).map_err(Error::io("reading", &manifest_path))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|error| Error::bad_file(&manifest_path, error))?;
+    if manifest.format != FORMAT {
+        let found = manifest.format;
+        let problem = format!("format {found}; this version reads format {FORMAT}");
+        return Err(Error::bad_file(&manifest_path, problem));
+    }
+    let read = |file: &str| {
+        let file_path = path.join(file);
+        let expected = manifest.checksums.get(file);
+        if expected != Some(&checksum(&file_path)?) {
+            return Err(Error::bad_file(&file_path, "its checksum is not the manifest's"));
+        }
+        read_values(&file_path)
+    };
+    Ok(Checkpoint { model: read(MODEL)?, optimizer: read(OPTIMIZER)?, manifest })
+}
+
+/// The newest checkpoint under `folder`, if there is one.
+///
+/// # Errors
+///
+/// [`Error::Io`] if the folder exists but cannot be read.
+pub fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("reading", folder)(error)),
+    };
+    let mut newest = None;
+    for entry in entries {
+        let entry = entry.map_err(Error::io("reading", folder))?;
+        let name = entry.file_name();
+        let step = name.to_str().and_then(|n| n.strip_prefix("step-")?.parse::<u64>().ok());
+        newest = newest.max(step.map(|step| (step, entry.path())));
+    }
+    Ok(newest.map(|(_, path)| path))
+}
+
+/// Writes named numbers as safetensors, synced to the disk.
+pub(crate) fn write_values(path: &Path, entries: &[Entry<'_>]) -> Result<(), Error> {
+    let views = entries
+        .iter()
+        .map(|(name, shape, values)| {
+            let bytes = bytemuck::cast_slice(values);
+            Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes)?))
+        })
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
+    views
+        .and_then(|views| safetensors::serialize_to_file(views, None, path))
+        .map_err(|error| Error::io("writing", path)(io::Error::other(error)))?;
+    sync(path)
+}
+
+/// Reads named `f32` numbers from a safetensors file.
+pub(crate) fn read_values(path: &Path) -> Result<Values, Error> {
+    let bytes = fs::read(path).map_err(Error::io("reading", path))?;
+    let file =
+        SafeTensors::deserialize(&bytes).map_err(|error| Error::bad_file(path, error))?;
+    let mut values = Values::new();
+    for (name, view) in file.iter() {
+        if view.dtype() != Dtype::F32 {
+            let problem = format!("`{name}` is {:?}; this version reads F32", view.dtype());
+            return Err(Error::bad_file(path, problem));
+        }
+        let numbers = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        values.insert(name.to_owned(), (view.shape().to_vec(), numbers.collect()));
+    }
+    Ok(values)
+}
+
+fn checksum(path: &Path) -> Result<String, Error> {
+    let mut file = File::open(path).map_err(Error::io("opening", path))?;
+    let mut hasher = Sha256::new();
+    io::copy(&mut file, &mut hasher).map_err(Error::io("reading", path))?;
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Waits until a file or folder is on the disk.
+fn sync(path: &Path) -> Result<(), Error> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(Error::io("syncing", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(step: u64) -> Manifest {
+        Manifest {
+            format: FORMAT,
+            step,
+            samples: 7,
+            tokens: 70,
+            config: serde_json::json!({"lr": 0.1}),
+            checksums: BTreeMap::new(),
+        }
+    }
+
+    fn entries(values: &[f32]) -> Vec<Entry<'_>> {
+        vec![("a.weight".to_owned(), vec![2, 2], values)]
+    }
+
+    #[test]
+    fn a_checkpoint_survives_the_round_trip() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let values = [1.0, f32::MIN_POSITIVE, -0.0, 3.5];
+        let path = save(folder.path(), manifest(12), &entries(&values), &entries(&values))
+            .expect("saving");
+        let read = load(&path).expect("loading");
+        assert_eq!((read.manifest.step, read.manifest.samples), (12, 7));
+        assert_eq!(read.model["a.weight"], (vec![2, 2], values.to_vec()));
+        assert_eq!(read.optimizer, read.model);
+    }
+
+    #[test]
+    fn the_newest_complete_checkpoint_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(newest(&folder.path().join("none")).expect("no folder"), None);
+        for step in [9, 100, 20] {
+            save(folder.path(), manifest(step), &[], &[]).expect("saving");
+        }
+        fs::create_dir(folder.path().join(".step-00000200")).expect("a crashed checkpoint");
+        let found = newest(folder.path()).expect("a folder").expect("a checkpoint");
+        assert!(found.ends_with("step-00000100"));
+    }
+
+    #[test]
+    fn damage_is_noticed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = save(folder.path(), manifest(1), &entries(&[1.0; 4]), &[]).expect("saving");
+        let file = path.join(MODEL);
+        let mut bytes = fs::read(&file).expect("the model");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&file, bytes).expect("damage");
+        let error = load(&path).expect_err("a flipped bit").to_string();
+        assert!(error.contains("checksum"), "{error}");
+        fs::write(path.join(MANIFEST), "{}").expect("damage");
+        assert!(matches!(load(&path), Err(Error::BadFile { .. })));
+    }
+}

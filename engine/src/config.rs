@@ -1,0 +1,106 @@
+//! What the user wrote. Nothing here is checked; [`Plan`](crate::Plan) does that, once.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of a [`Trainer`](crate::Trainer), under Lightning's names where it has the setting.
+///
+/// ```
+/// use pyroclast::TrainerConfig;
+///
+/// let config = TrainerConfig { max_steps: Some(100), devices: 2, ..TrainerConfig::default() };
+/// assert_eq!(config.strategy, "auto");
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainerConfig {
+    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`.
+    pub strategy: String,
+    /// `cpu` (the default), `gpu`, `wgpu`, `vulkan`, `cuda`, `auto`.
+    pub accelerator: String,
+    /// Ranks on this node. Default 1.
+    pub devices: usize,
+    /// Nodes. Only 1 in this version.
+    pub num_nodes: usize,
+    /// `32-true` in this version.
+    pub precision: String,
+    /// `adamw` (the default) or `sgd`.
+    pub optimizer: String,
+    /// Learning rate. Default 1e-3.
+    pub lr: f64,
+    /// AdamW's decay of the first moment. Default 0.9.
+    pub beta1: f64,
+    /// AdamW's decay of the second moment. Default 0.999.
+    pub beta2: f64,
+    /// AdamW's epsilon. Default 1e-8.
+    pub eps: f64,
+    /// SGD's momentum. Default 0.9.
+    pub momentum: f64,
+    /// Weight decay. Default 0.01 for AdamW, 0 for SGD.
+    pub weight_decay: Option<f64>,
+    /// `constant` (the default), `linear` or `cosine`: the rate after warm-up.
+    pub schedule: String,
+    /// Steps over which the rate rises linearly from 0. Default 0.
+    pub warmup_steps: u64,
+    /// Micro-batches per optimizer step. Default 1.
+    pub accumulate_grad_batches: usize,
+    /// Largest global gradient norm; 0 or none for no clipping, the default.
+    pub gradient_clip_val: Option<f64>,
+    /// `norm` in this version.
+    pub gradient_clip_algorithm: String,
+    /// Optimizer steps to take.
+    pub max_steps: Option<u64>,
+    /// Passes over the training data. The run ends at whichever limit comes first.
+    pub max_epochs: Option<u64>,
+    /// Optimizer steps between validations; 0 for none. Default: validate once, at the end.
+    pub val_check_interval: Option<u64>,
+    /// Validation batches per rank; none for all of them.
+    pub limit_val_batches: Option<usize>,
+    /// One step and one validation batch, and nothing written.
+    pub fast_dev_run: bool,
+    /// Refuse what could make two runs differ. Every kernel of this version is deterministic.
+    pub deterministic: bool,
+    /// Steps between two lines on the terminal. Default 10.
+    pub log_every_n_steps: u64,
+    /// Seed of initial weights and sampling. Default 0.
+    pub seed: u64,
+    /// Folder for metrics, report and checkpoints; none to write nothing.
+    pub out: Option<PathBuf>,
+    /// `auto` (the newest checkpoint under `out`, if there is one) or a checkpoint's folder.
+    pub resume: Option<String>,
+}
+
+impl Default for TrainerConfig {
+    fn default() -> Self {
+        Self {
+            strategy: "auto".to_owned(),
+            accelerator: "cpu".to_owned(),
+            devices: 1,
+            num_nodes: 1,
+            precision: "32-true".to_owned(),
+            optimizer: "adamw".to_owned(),
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            momentum: 0.9,
+            weight_decay: None,
+            schedule: "constant".to_owned(),
+            warmup_steps: 0,
+            accumulate_grad_batches: 1,
+            gradient_clip_val: None,
+            gradient_clip_algorithm: "norm".to_owned(),
+            max_steps: None,
+            max_epochs: None,
+            val_check_interval: None,
+            limit_val_batches: None,
+            fast_dev_run: false,
+            deterministic: false,
+            log_every_n_steps: 10,
+            seed: 0,
+            out: None,
+            resume: None,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Accelerators by name, and the device that each rank computes on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use burn::tensor::Device;
+
+use crate::error::Error;
+
+/// Where ranks compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accelerator {
+    /// Burn's pure-Rust CPU backend.
+    Cpu,
+    /// Any GPU API, kernels through WGSL.
+    Wgpu,
+    /// Vulkan, kernels through SPIR-V.
+    Vulkan,
+    /// CUDA.
+    Cuda,
+}
+
+/// Why an accelerator cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AcceleratorError {
+    /// No accelerator has this name.
+    #[error("unknown accelerator `{0}`; there are cpu, gpu, wgpu, vulkan, cuda, auto")]
+    Unknown(String),
+    /// The binary was built without it.
+    #[error("`{0}` is not compiled in; build with `--features {0}`, or use `cpu`")]
+    NotCompiledIn(&'static str),
+    /// The machine has no such device.
+    #[error("this machine has no {0} device; `pyroclast doctor` says what is missing, or use `cpu`")]
+    NoDevice(&'static str),
+    /// The binary has no GPU support, or the machine no GPU.
+    #[error(
+        "no GPU was found among the accelerators compiled in ({0}); \
+         `pyroclast doctor` says what is missing, or use `cpu`"
+    )]
+    NoGpu(String),
+}
+
+/// In the order in which `gpu` tries them.
+const GPUS: [Accelerator; 3] = [Accelerator::Cuda, Accelerator::Vulkan, Accelerator::Wgpu];
+
+impl Accelerator {
+    /// The accelerator's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Wgpu => "wgpu",
+            Self::Vulkan => "vulkan",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// Whether the binary was built with it.
+    #[must_use]
+    pub fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Wgpu => cfg!(feature = "wgpu"),
+            Self::Vulkan => cfg!(feature = "vulkan"),
+            Self::Cuda => cfg!(feature = "cuda"),
+        }
+    }
+
+    /// The device that all ranks of this process share.
+    ///
+    /// # Errors
+    ///
+    /// [`AcceleratorError`] if the accelerator is not compiled in or the machine has none.
+    pub fn device(self) -> Result<Device, AcceleratorError> {
+        if !self.is_compiled_in() {
+            return Err(AcceleratorError::NotCompiledIn(self.name()));
+        }
+        self.find().ok_or(AcceleratorError::NoDevice(self.name()))
+    }
+
+    /// Looks without opening: using a device that does not exist would panic.
+    fn find(self) -> Option<Device> {
+        match self {
+            Self::Cpu => Some(Device::flex()),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => first(burn::tensor::DeviceType::Wgpu),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => first(burn::tensor::DeviceType::Vulkan),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => first(burn::tensor::DeviceType::Cuda),
+            #[allow(unreachable_patterns, reason = "with every feature on, no accelerator is left")]
+            _ => None,
+        }
+    }
+}
+
+/// The first device of a type, hardware before software.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn first(device_type: burn::tensor::DeviceType) -> Option<Device> {
+    let devices = Device::enumerate(device_type).into_vec();
+    devices.iter().find(|device| !is_software(device)).or(devices.first()).cloned()
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn is_software(device: &Device) -> bool {
+    #[cfg(feature = "wgpu")]
+    {
+        use burn::backend::{CubeDevice, DispatchDevice, WgpuDeviceKind};
+        matches!(
+            device.as_dispatch(),
+            DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu
+        )
+    }
+    #[cfg(not(feature = "wgpu"))]
+    {
+        let _ = device;
+        false
+    }
+}
+
+/// Bytes in use on a device; `None` on the CPU, whose memory the process's own figures cover.
+pub(crate) fn bytes_in_use(device: &Device) -> Option<u64> {
+    device.clone().inner().memory_pool_usage().map(|usage| usage.bytes_in_use)
+}
+
+impl FromStr for Accelerator {
+    type Err = AcceleratorError;
+
+    fn from_str(name: &str) -> Result<Self, AcceleratorError> {
+        let accelerator = match name {
+            "cpu" => Self::Cpu,
+            "wgpu" => Self::Wgpu,
+            "vulkan" => Self::Vulkan,
+            "cuda" => Self::Cuda,
+            "gpu" => return first_gpu(),
+            "auto" => return Ok(first_gpu().unwrap_or(Self::Cpu)),
+            _ => return Err(AcceleratorError::Unknown(name.to_owned())),
+        };
+        accelerator.device().map(|_| accelerator)
+    }
+}
+
+fn first_gpu() -> Result<Accelerator, AcceleratorError> {
+    let present = GPUS.into_iter().find(|gpu| gpu.device().is_ok());
+    present.ok_or_else(|| {
+        let built: Vec<&str> =
+            GPUS.iter().filter(|gpu| gpu.is_compiled_in()).map(|gpu| gpu.name()).collect();
+        AcceleratorError::NoGpu(if built.is_empty() { "none".to_owned() } else { built.join(", ") })
+    })
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl From<AcceleratorError> for Error {
+    fn from(error: AcceleratorError) -> Self {
+        Self::setting("accelerator", error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_resolved_or_refused() {
+        assert_eq!("cpu".parse(), Ok(Accelerator::Cpu));
+        assert_eq!("tpu".parse::<Accelerator>(), Err(AcceleratorError::Unknown("tpu".to_owned())));
+        if !Accelerator::Cuda.is_compiled_in() {
+            let refused = Err(AcceleratorError::NotCompiledIn("cuda"));
+            assert_eq!("cuda".parse::<Accelerator>(), refused);
+        }
+        assert!("auto".parse::<Accelerator>().is_ok());
+    }
+}

@@ -1,0 +1,40 @@
+//! Sharded training for Burn models.
+//!
+//! A [`TrainModule`] says how to build a model and what a step computes, a [`DataModule`] where the
+//! batches come from, and a [`Trainer`] runs them on any number of ranks.
+//!
+//! In reading order: [`step`](crate) (one optimizer step, from top to bottom), [`trainer`] (the
+//! loop around it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked
+//! once), [`checkpoint`], and [`gpt`], the model that the `pyroclast` binary trains.
+
+pub mod callback;
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+pub mod device;
+pub mod doctor;
+pub mod error;
+pub mod gpt;
+pub mod metrics;
+pub mod output;
+pub mod plan;
+mod ranks;
+pub mod report;
+pub mod schedule;
+mod step;
+pub mod task;
+pub mod trainer;
+
+pub use callback::{Action, Callback, RunInfo};
+pub use config::TrainerConfig;
+pub use data::sampler::{Sampler, Sampling};
+pub use data::{DataModule, Dataset, Loader};
+pub use device::Accelerator;
+pub use error::{BoxError, Error, Mistake};
+pub use metrics::{Metrics, Split};
+pub use plan::Plan;
+pub use task::{RankContext, StepOutput, TrainModule};
+pub use trainer::{Fitted, StopReason, Trainer};
+
+pub use pyroclast_strategies as strategies;
+pub use pyroclast_strategies::{Optimizer, ParamGroup, Unit};

@@ -1,0 +1,350 @@
+//! From what the user wrote to what will run: every check happens here, once, and all mistakes are
+//! reported together.
+
+use std::path::PathBuf;
+
+use pyroclast_precision::Precision;
+use pyroclast_strategies::Optimizer;
+use serde::Serialize;
+
+use crate::config::TrainerConfig;
+use crate::device::Accelerator;
+use crate::error::{Error, Mistake};
+use crate::schedule::{Schedule, Shape};
+
+/// How ranks share the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// One rank.
+    Single,
+    /// Every rank holds the whole model; gradients are averaged.
+    Ddp,
+}
+
+/// A configuration that has been checked and resolved.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What the user wrote, with names resolved, for `config.resolved.json`.
+    pub resolved: TrainerConfig,
+    /// How ranks share the work.
+    pub strategy: Strategy,
+    /// Where they compute.
+    pub accelerator: Accelerator,
+    /// Ranks on this node.
+    pub world: usize,
+    /// Numbers in which the model computes.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The learning rate over the run.
+    pub schedule: Schedule,
+    /// Largest gradient norm.
+    pub clip: Option<f64>,
+    /// Steps between validations; none to validate at the end only.
+    pub validate_every: Option<u64>,
+    /// What to continue from.
+    pub resume: Resume,
+}
+
+/// What a run continues from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// Nothing: start anew.
+    Never,
+    /// The newest checkpoint of the output folder, if there is one.
+    IfPresent,
+    /// This checkpoint.
+    From(PathBuf),
+}
+
+impl Plan {
+    /// Checks `config` and resolves every name in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] with every mistake.
+    pub fn new(config: &TrainerConfig) -> Result<Self, Error> {
+        let mut check = Check::default();
+        let strategy = check.strategy(config);
+        let accelerator = check.parse("accelerator", config.accelerator.parse::<Accelerator>());
+        let precision = check.parse("precision", config.precision.parse::<Precision>());
+        let optimizer = check.optimizer(config);
+        let schedule = check.schedule(config);
+        check.limits(config);
+        check.ranges(config);
+        let plan = match (strategy, accelerator, precision, optimizer, schedule) {
+            (Some(strategy), Some(accelerator), Some(precision), Some(optimizer), Some(schedule)) => {
+                Self {
+                    resolved: resolved(config, strategy, accelerator, &optimizer),
+                    strategy,
+                    accelerator,
+                    world: config.devices,
+                    precision,
+                    optimizer,
+                    schedule,
+                    clip: config.gradient_clip_val.filter(|clip| *clip > 0.0),
+                    validate_every: config.val_check_interval.filter(|steps| *steps > 0),
+                    resume: resume(config),
+                }
+            }
+            _ => return Err(Error::Config(check.0)),
+        };
+        if check.0.is_empty() { Ok(plan) } else { Err(Error::Config(check.0)) }
+    }
+
+    /// The resolved configuration as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        #[derive(Serialize)]
+        struct Resolved<'a> {
+            #[serde(flatten)]
+            config: &'a TrainerConfig,
+            world: usize,
+        }
+        let resolved = Resolved { config: &self.resolved, world: self.world };
+        serde_json::to_value(resolved).unwrap_or_default()
+    }
+}
+
+fn resolved(
+    config: &TrainerConfig,
+    strategy: Strategy,
+    accelerator: Accelerator,
+    optimizer: &Optimizer,
+) -> TrainerConfig {
+    let (Optimizer::AdamW { weight_decay, .. } | Optimizer::Sgd { weight_decay, .. }) = *optimizer
+    else {
+        return config.clone();
+    };
+    TrainerConfig {
+        strategy: match strategy {
+            Strategy::Single => "single".to_owned(),
+            Strategy::Ddp => "ddp".to_owned(),
+        },
+        accelerator: accelerator.name().to_owned(),
+        weight_decay: Some(weight_decay),
+        max_steps: if config.fast_dev_run { Some(1) } else { config.max_steps },
+        ..config.clone()
+    }
+}
+
+fn resume(config: &TrainerConfig) -> Resume {
+    match config.resume.as_deref() {
+        None => Resume::Never,
+        Some("auto") => Resume::IfPresent,
+        Some(path) => Resume::From(PathBuf::from(path)),
+    }
+}
+
+/// Collects mistakes.
+#[derive(Default)]
+struct Check(Vec<Mistake>);
+
+/// Strategies that Lightning or DeepSpeed users may ask for and that this version does not build.
+const STRATEGIES_NOT_YET: [&str; 9] = [
+    "fsdp",
+    "fsdp_cpu_offload",
+    "zero1",
+    "zero2",
+    "zero3",
+    "deepspeed",
+    "ddp_spawn",
+    "hybrid_shard",
+    "deepspeed_stage_",
+];
+
+impl Check {
+    fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
+        self.0.push(Mistake::new(setting, problem));
+    }
+
+    fn parse<T, E: ToString>(&mut self, setting: &str, parsed: Result<T, E>) -> Option<T> {
+        parsed.map_err(|error| self.mistake(setting, error.to_string())).ok()
+    }
+
+    fn strategy(&mut self, config: &TrainerConfig) -> Option<Strategy> {
+        if config.devices == 0 {
+            self.mistake("devices", "0 ranks cannot train; use 1 or more");
+        }
+        if config.num_nodes != 1 {
+            let nodes = config.num_nodes;
+            self.mistake("num_nodes", format!("{nodes} nodes are not in this version; use 1"));
+        }
+        match config.strategy.as_str() {
+            "auto" if config.devices > 1 => Some(Strategy::Ddp),
+            "auto" => Some(Strategy::Single),
+            "ddp" => Some(Strategy::Ddp),
+            "single" if config.devices > 1 => {
+                let devices = config.devices;
+                self.mistake(
+                    "strategy",
+                    format!("`single` is for one rank, but devices = {devices}; use `ddp`"),
+                );
+                None
+            }
+            "single" => Some(Strategy::Single),
+            name if STRATEGIES_NOT_YET.iter().any(|known| name.starts_with(known)) => {
+                self.mistake("strategy", format!("`{name}` is not in this version; use `ddp`"));
+                None
+            }
+            name => {
+                let known = "auto, single, ddp";
+                self.mistake("strategy", format!("unknown strategy `{name}`; there are {known}"));
+                None
+            }
+        }
+    }
+
+    fn optimizer(&mut self, config: &TrainerConfig) -> Option<Optimizer> {
+        let TrainerConfig { beta1, beta2, eps, momentum, .. } = *config;
+        match config.optimizer.as_str() {
+            "adamw" => {
+                let weight_decay = config.weight_decay.unwrap_or(0.01);
+                Some(Optimizer::AdamW { beta1, beta2, eps, weight_decay })
+            }
+            "sgd" => {
+                let weight_decay = config.weight_decay.unwrap_or(0.0);
+                Some(Optimizer::Sgd { momentum, nesterov: false, weight_decay })
+            }
+            name => {
+                self.mistake("optimizer", format!("unknown optimizer `{name}`; there are adamw, sgd"));
+                None
+            }
+        }
+    }
+
+    fn schedule(&mut self, config: &TrainerConfig) -> Option<Schedule> {
+        let shape = match config.schedule.as_str() {
+            "constant" => Shape::Constant,
+            "linear" => Shape::Linear,
+            "cosine" => Shape::Cosine,
+            name => {
+                let known = "constant, linear, cosine";
+                self.mistake("schedule", format!("unknown schedule `{name}`; there are {known}"));
+                return None;
+            }
+        };
+        Some(Schedule { lr: config.lr, warmup_steps: config.warmup_steps, shape })
+    }
+
+    fn limits(&mut self, config: &TrainerConfig) {
+        if config.max_steps.is_none() && config.max_epochs.is_none() && !config.fast_dev_run {
+            self.mistake("max_steps", "a run needs an end: set max_steps or max_epochs");
+        }
+        for (setting, limit) in [("max_steps", config.max_steps), ("max_epochs", config.max_epochs)]
+        {
+            if limit == Some(0) {
+                self.mistake(setting, "0 would train nothing; use 1 or more");
+            }
+        }
+        if config.accumulate_grad_batches == 0 {
+            self.mistake("accumulate_grad_batches", "0 micro-batches make no step; use 1 or more");
+        }
+        if config.limit_val_batches == Some(0) {
+            self.mistake("limit_val_batches", "0 is no validation; use val_check_interval 0");
+        }
+        if config.gradient_clip_algorithm != "norm" {
+            let name = &config.gradient_clip_algorithm;
+            self.mistake(
+                "gradient_clip_algorithm",
+                format!("`{name}` is not in this version; use `norm`"),
+            );
+        }
+        if config.resume.as_deref() == Some("auto") && config.out.is_none() {
+            self.mistake("resume", "`auto` looks for checkpoints under `out`, which is not set");
+        }
+    }
+
+    fn ranges(&mut self, config: &TrainerConfig) {
+        let unit = |v: f64| (0.0..1.0).contains(&v);
+        let not_negative = |v: f64| v.is_finite() && v >= 0.0;
+        let checks: [(&str, f64, bool, &str); 7] = [
+            ("lr", config.lr, config.lr.is_finite() && config.lr > 0.0, "above 0"),
+            ("beta1", config.beta1, unit(config.beta1), "at least 0 and below 1"),
+            ("beta2", config.beta2, unit(config.beta2), "at least 0 and below 1"),
+            ("eps", config.eps, config.eps.is_finite() && config.eps > 0.0, "above 0"),
+            ("momentum", config.momentum, unit(config.momentum), "at least 0 and below 1"),
+            (
+                "weight_decay",
+                config.weight_decay.unwrap_or(0.0),
+                not_negative(config.weight_decay.unwrap_or(0.0)),
+                "0 or more",
+            ),
+            (
+                "gradient_clip_val",
+                config.gradient_clip_val.unwrap_or(0.0),
+                not_negative(config.gradient_clip_val.unwrap_or(0.0)),
+                "0 (off) or more",
+            ),
+        ];
+        for (setting, value, holds, limit) in checks {
+            if !holds {
+                self.mistake(setting, format!("{value} is out of range; it must be {limit}"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(change: impl FnOnce(&mut TrainerConfig)) -> Result<Plan, Error> {
+        let mut config = TrainerConfig { max_steps: Some(1), ..TrainerConfig::default() };
+        change(&mut config);
+        Plan::new(&config)
+    }
+
+    #[test]
+    fn auto_is_resolved() {
+        let one = steps(|_| ()).expect("the defaults should be valid");
+        assert_eq!((one.strategy, one.resolved.strategy.as_str()), (Strategy::Single, "single"));
+        let two = steps(|c| c.devices = 2).expect("two ranks should be valid");
+        assert_eq!((two.strategy, two.resolved.strategy.as_str()), (Strategy::Ddp, "ddp"));
+    }
+
+    #[test]
+    fn every_wrong_setting_is_refused_by_name() {
+        type Change = fn(&mut TrainerConfig);
+        let table: [(&str, Change); 22] = [
+            ("devices", |c| c.devices = 0),
+            ("num_nodes", |c| c.num_nodes = 2),
+            ("strategy", |c| c.strategy = "dpp".into()),
+            ("strategy", |c| c.strategy = "zero3".into()),
+            ("strategy", |c| (c.strategy, c.devices) = ("single".into(), 2)),
+            ("accelerator", |c| c.accelerator = "tpu".into()),
+            ("precision", |c| c.precision = "16-mixed".into()),
+            ("optimizer", |c| c.optimizer = "adam".into()),
+            ("schedule", |c| c.schedule = "cos".into()),
+            ("lr", |c| c.lr = 0.0),
+            ("lr", |c| c.lr = f64::NAN),
+            ("beta2", |c| c.beta2 = 1.0),
+            ("eps", |c| c.eps = 0.0),
+            ("momentum", |c| c.momentum = -0.1),
+            ("weight_decay", |c| c.weight_decay = Some(-1.0)),
+            ("gradient_clip_val", |c| c.gradient_clip_val = Some(f64::INFINITY)),
+            ("gradient_clip_algorithm", |c| c.gradient_clip_algorithm = "value".into()),
+            ("accumulate_grad_batches", |c| c.accumulate_grad_batches = 0),
+            ("max_steps", |c| c.max_steps = Some(0)),
+            ("max_steps", |c| c.max_steps = None),
+            ("limit_val_batches", |c| c.limit_val_batches = Some(0)),
+            ("resume", |c| c.resume = Some("auto".into())),
+        ];
+        for (setting, change) in table {
+            match steps(change) {
+                Err(Error::Config(mistakes)) => {
+                    assert_eq!(mistakes.len(), 1, "{mistakes:?}");
+                    assert_eq!(mistakes[0].setting, setting);
+                }
+                other => panic!("{setting} was not refused: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_together() {
+        let refused = steps(|c| (c.lr, c.devices, c.schedule) = (-1.0, 0, "x".into()));
+        let Err(Error::Config(mistakes)) = refused else { panic!("{refused:?}") };
+        assert_eq!(mistakes.len(), 3);
+    }
+}

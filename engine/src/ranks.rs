@@ -1,0 +1,130 @@
+//! Runs one function per rank, on threads, so that a rank's failure ends all of them.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+use pyroclast_strategies::transport::memory;
+use pyroclast_strategies::{GroupOptions, ProcessGroup};
+
+use crate::error::Error;
+
+/// Runs `body` on `world` threads and returns what they return, in rank order. `state` makes what a
+/// rank takes with it, on the calling thread.
+///
+/// # Errors
+///
+/// The error of the rank that failed first. The others are woken at once, and their own errors,
+/// which only say so, are dropped.
+pub(crate) fn run<S: Send, R: Send>(
+    world: usize,
+    options: &GroupOptions,
+    mut state: impl FnMut(usize) -> S,
+    body: impl Fn(Arc<ProcessGroup>, S) -> Result<R, Error> + Sync,
+) -> Result<Vec<R>, Error> {
+    let groups: Vec<Arc<ProcessGroup>> = memory::endpoints(world)
+        .into_iter()
+        .map(|endpoint| Arc::new(ProcessGroup::new(endpoint, options.clone())))
+        .collect();
+    let outcomes: Vec<Result<R, Error>> = thread::scope(|scope| {
+        let threads: Vec<_> = groups
+            .iter()
+            .enumerate()
+            .map(|(rank, group)| {
+                let (state, body) = (state(rank), &body);
+                thread::Builder::new()
+                    .name(format!("rank-{rank}"))
+                    .spawn_scoped(scope, move || guarded(rank, group, || body(Arc::clone(group), state)))
+                    .expect("the operating system should start a thread per rank")
+            })
+            .collect();
+        threads
+            .into_iter()
+            .enumerate()
+            .map(|(rank, thread)| thread.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic))))
+            .collect()
+    });
+    let blamed = groups[0].abort_signal().failure().map(|failure| failure.rank);
+    first_failure(outcomes, blamed)
+}
+
+/// Tells all ranks of a failure before anything of this rank is dropped.
+fn guarded<R>(
+    rank: usize,
+    group: &ProcessGroup,
+    body: impl FnOnce() -> Result<R, Error>,
+) -> Result<R, Error> {
+    let outcome = catch_unwind(AssertUnwindSafe(body))
+        .unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
+    if let Err(error) = &outcome {
+        group.abort_signal().raise(rank, error);
+    }
+    outcome
+}
+
+fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|message| (*message).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned());
+    Error::Panic { rank, message }
+}
+
+fn first_failure<R>(
+    outcomes: Vec<Result<R, Error>>,
+    blamed: Option<usize>,
+) -> Result<Vec<R>, Error> {
+    let Some(blamed) = blamed else { return outcomes.into_iter().collect() };
+    let mut errors: Vec<(usize, Error)> = outcomes
+        .into_iter()
+        .enumerate()
+        .filter_map(|(rank, outcome)| Some((rank, outcome.err()?)))
+        .collect();
+    let first = errors.iter().position(|(rank, _)| *rank == blamed).unwrap_or(0);
+    Err(errors.swap_remove(first).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fail(rank: usize) -> Error {
+        Error::Task { rank, stage: "training_step", source: "out of cheese".into() }
+    }
+
+    #[test]
+    fn results_come_in_rank_order() {
+        let ranks = run(3, &GroupOptions::default(), |rank| rank * 10, |group, state| {
+            Ok((group.rank(), state))
+        });
+        assert_eq!(ranks.expect("no rank fails"), [(0, 0), (1, 10), (2, 20)]);
+    }
+
+    #[test]
+    fn the_first_failing_rank_is_blamed_and_wakes_the_others() {
+        for failing in 0..3 {
+            let outcome = run(3, &GroupOptions::default(), |_| (), |group, ()| {
+                if group.rank() == failing {
+                    return Err(fail(failing));
+                }
+                // Never completes: the failing rank does not take part.
+                group.barrier().map_err(Error::from)
+            });
+            let error = outcome.expect_err("a rank fails").to_string();
+            assert_eq!(error, format!("rank {failing}: training_step: out of cheese"));
+        }
+    }
+
+    #[test]
+    fn a_panic_is_an_error_like_any_other() {
+        let outcome: Result<Vec<()>, Error> =
+            run(2, &GroupOptions::default(), |_| (), |group, ()| match group.rank() {
+                1 => panic!("shapes differ"),
+                _ => group.barrier().map_err(Error::from),
+            });
+        let error = outcome.expect_err("a rank panics").to_string();
+        assert_eq!(error, "rank 1 panicked: shapes differ");
+    }
+}

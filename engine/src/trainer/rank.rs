@@ -1,0 +1,407 @@
+//! One rank's part of a run, from its data to its last checkpoint.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, parameters};
+
+use super::{Fitted, StopReason};
+use crate::callback::{Action, Callback, RunInfo};
+use crate::checkpoint::{self, Checkpoint, Manifest};
+use crate::data::loader::{self, Place};
+use crate::data::{DataModule, Loader, MicroBatches};
+use crate::error::Error;
+use crate::metrics::{Metrics, MetricsFile, Split, peak_rss_bytes};
+use crate::output::RunFolder;
+use crate::plan::Plan;
+use crate::step::{StepReport, StepSettings, Totals, optimizer_step, user};
+use crate::task::{RankContext, TrainModule};
+use crate::{device, report};
+
+/// What all ranks share.
+pub(super) struct Shared<'a, T> {
+    pub(super) plan: &'a Plan,
+    pub(super) task: &'a T,
+    pub(super) device: Device,
+    pub(super) folder: Option<RunFolder>,
+    pub(super) config: &'a serde_json::Value,
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// What a rank knows of the run's extent and of where it is.
+struct Progress {
+    step: u64,
+    last_step: u64,
+    samples: u64,
+    samples_per_step: u64,
+    /// Position at which the stream of samples ends.
+    limit: u64,
+    epoch_len: u64,
+    tokens: u64,
+    tokens_per_sample: u64,
+    peak_device_bytes: Option<u64>,
+}
+
+/// A rank and its tools.
+struct Rank<'a, T> {
+    shared: &'a Shared<'a, T>,
+    group: Arc<ProcessGroup>,
+    context: RankContext,
+    callbacks: &'a mut [Box<dyn Callback>],
+    metrics: Option<MetricsFile>,
+    progress: Progress,
+}
+
+/// Runs a rank.
+pub(super) fn fit<T, D>(
+    shared: &Shared<'_, T>,
+    group: Arc<ProcessGroup>,
+    mut data: D,
+    callbacks: &mut [Box<dyn Callback>],
+) -> Result<Fitted<T::Model>, Error>
+where
+    T: TrainModule,
+    D: DataModule<Batch = T::Batch>,
+{
+    let plan = shared.plan;
+    let context = RankContext {
+        rank: group.rank(),
+        world: group.world(),
+        device: shared.device.clone().autodiff(),
+    };
+    prepare(&mut data, &context, &group)?;
+    let (train, validation) = (data.train(), data.validation());
+    loader::check(&train, "training")?;
+    validation.as_ref().map_or(Ok(()), |loader| loader::check(loader, "validation"))?;
+
+    let model = build_model(shared, &context, &group)?;
+    let setup =
+        OptimizerSetup { optimizer: plan.optimizer, groups: shared.task.optimizer_groups() };
+    let (mut model, mut strategy) = DataParallel::new(model, &group, &setup)?;
+    let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
+    if let Some(checkpoint) = &resumed {
+        model = restore(model, &mut strategy, checkpoint)?;
+    }
+    let progress = Progress::new(plan, &train, resumed.map(|checkpoint| checkpoint.manifest));
+    let mut rank = Rank { shared, group, context, callbacks, metrics: None, progress };
+    rank.open_output()?;
+    rank.train(model, &mut strategy, &train, validation.as_ref())
+}
+
+/// Prepares the data once, then opens it on every rank.
+fn prepare<D: DataModule>(
+    data: &mut D,
+    context: &RankContext,
+    group: &ProcessGroup,
+) -> Result<(), Error> {
+    if context.rank == 0 {
+        data.prepare_data().map_err(user(context, "prepare_data"))?;
+    }
+    group.barrier()?;
+    data.setup().map_err(user(context, "setup"))
+}
+
+/// Rank 0 builds the model alone: the generator of initial weights belongs to the process, and only
+/// rank 0's numbers are used. The other ranks build theirs for its structure.
+fn build_model<T: TrainModule>(
+    shared: &Shared<'_, T>,
+    context: &RankContext,
+    group: &ProcessGroup,
+) -> Result<T::Model, Error> {
+    let build =
+        || shared.task.configure_model(context).map_err(user(context, "configure_model"));
+    if context.rank > 0 {
+        group.barrier()?;
+        return build();
+    }
+    shared.device.seed(shared.plan.resolved.seed);
+    let model = build()?;
+    // Lazy parameters draw their numbers when they are first read.
+    parameters::read(&model)?;
+    group.barrier()?;
+    Ok(model)
+}
+
+fn restore<M: Module>(
+    model: M,
+    strategy: &mut DataParallel,
+    checkpoint: &Checkpoint,
+) -> Result<M, Error> {
+    let mut missing = None;
+    let model = parameters::write(model, |info| {
+        let found = checkpoint.model.get(&info.path).filter(|(shape, _)| *shape == info.shape);
+        if found.is_none() {
+            missing.get_or_insert_with(|| format!("{} of shape {:?}", info.path, info.shape));
+        }
+        found.map(|(_, values)| values.clone())
+    })?;
+    if let Some(missing) = missing {
+        return Err(Error::setting(
+            "resume",
+            format!("the checkpoint has no {missing}; it is of another model"),
+        ));
+    }
+    let find = |name: &str, path: &str| {
+        checkpoint.optimizer.get(&format!("{name}.{path}")).map(|(_, values)| values.clone())
+    };
+    Ok(strategy.restore(model, checkpoint.manifest.step, find)?)
+}
+
+impl Progress {
+    fn new<B: Send + 'static>(plan: &Plan, train: &Loader<B>, resumed: Option<Manifest>) -> Self {
+        let config = &plan.resolved;
+        let (step, samples, tokens) =
+            resumed.map_or((0, 0, 0), |manifest| (manifest.step, manifest.samples, manifest.tokens));
+        let samples_per_step =
+            (config.accumulate_grad_batches * plan.world * train.batch_size) as u64;
+        let epoch_len = train.dataset.len() as u64;
+        let limit = config.max_epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(epoch_len));
+        let by_epochs = step + limit.saturating_sub(samples).div_ceil(samples_per_step);
+        Self {
+            step,
+            last_step: config.max_steps.unwrap_or(u64::MAX).min(by_epochs).max(step),
+            samples,
+            samples_per_step,
+            limit,
+            epoch_len,
+            tokens,
+            tokens_per_sample: train.dataset.tokens_per_sample() as u64,
+            peak_device_bytes: None,
+        }
+    }
+
+    /// Samples that the next step consumes.
+    fn next_samples(&self) -> u64 {
+        self.samples_per_step.min(self.limit - self.samples)
+    }
+}
+
+impl<T: TrainModule> Rank<'_, T> {
+    fn is_first(&self) -> bool {
+        self.context.rank == 0
+    }
+
+    fn open_output(&mut self) -> Result<(), Error> {
+        if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.context.rank == 0) {
+            folder.write_config(self.shared.config)?;
+            self.metrics = Some(MetricsFile::open(&folder.metrics(), self.progress.step)?);
+        }
+        Ok(())
+    }
+
+    fn train(
+        &mut self,
+        mut model: T::Model,
+        strategy: &mut DataParallel,
+        train: &Loader<T::Batch>,
+        validation: Option<&Loader<T::Batch>>,
+    ) -> Result<Fitted<T::Model>, Error> {
+        let batches = MicroBatches::start(train, self.place());
+        let info = RunInfo {
+            num_params: strategy.layout().num_elements(),
+            world: self.context.world,
+            first_step: self.progress.step,
+            last_step: self.progress.last_step,
+            device: self.shared.plan.accelerator.to_string(),
+        };
+        self.callbacks.iter_mut().for_each(|callback| callback.on_fit_start(&info));
+        let (mut last_train, mut last_validation) = (None, None);
+        let mut reason = StopReason::Finished;
+        while self.progress.step < self.progress.last_step && reason == StopReason::Finished {
+            let started = Instant::now();
+            let settings = self.settings();
+            let (updated, report) = optimizer_step(
+                (self.shared.task, &self.context),
+                (model, &batches),
+                (strategy, &self.group),
+                &settings,
+            )?;
+            model = updated;
+            let mut action = Action::Continue;
+            let row = self.advance(&report, settings.lr, started);
+            self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
+            last_train = Some(row);
+            if let Some(loader) = validation.filter(|_| self.validation_is_due()) {
+                let row = self.validate(&model, loader)?;
+                self.report(&row, &mut action, |callback, row| callback.on_validation_end(row))?;
+                last_validation = Some(row);
+            }
+            if self.anybody_stops(action)? {
+                reason = StopReason::Stopped;
+            }
+        }
+        self.finish(&model, strategy, reason)?;
+        Ok(Fitted { model, steps: self.progress.step, reason, last_train, last_validation })
+    }
+
+    fn place(&self) -> Place {
+        let config = &self.shared.plan.resolved;
+        Place {
+            world: self.context.world,
+            rank: self.context.rank,
+            accumulate: config.accumulate_grad_batches,
+            seed: config.seed,
+            consumed: self.progress.samples,
+            limit: self.progress.limit,
+            steps: self.progress.last_step - self.progress.step,
+        }
+    }
+
+    fn settings(&self) -> StepSettings {
+        let plan = self.shared.plan;
+        let step = self.progress.step + 1;
+        StepSettings {
+            step,
+            micro_batches: plan.resolved.accumulate_grad_batches,
+            clip: plan.clip,
+            lr: plan.schedule.lr(step, self.progress.last_step),
+        }
+    }
+
+    /// Counts a step, and makes its row.
+    fn advance(&mut self, report: &StepReport, lr: f64, started: Instant) -> Metrics {
+        let seconds = started.elapsed().as_secs_f64();
+        let samples = self.progress.next_samples();
+        self.progress.step += 1;
+        self.progress.samples += samples;
+        let tokens = samples * self.progress.tokens_per_sample;
+        self.progress.tokens += tokens;
+        let in_use = device::bytes_in_use(&self.context.device);
+        self.progress.peak_device_bytes = self.progress.peak_device_bytes.max(in_use);
+        Metrics {
+            grad_norm: Some(report.grad_norm),
+            lr: Some(lr),
+            tokens_per_s: Some(tokens as f64 / seconds),
+            step_ms: Some(seconds * 1e3),
+            ..self.row(Split::Train, &report.totals)
+        }
+    }
+
+    fn row(&self, split: Split, totals: &Totals) -> Metrics {
+        let progress = &self.progress;
+        Metrics {
+            step: progress.step,
+            epoch: progress.samples.saturating_sub(1) / progress.epoch_len,
+            split,
+            loss: Some(totals.loss()),
+            grad_norm: None,
+            lr: None,
+            loss_scale: None,
+            skipped: false,
+            tokens: progress.tokens,
+            tokens_per_s: None,
+            step_ms: None,
+            peak_rss_bytes: peak_rss_bytes(),
+            peak_device_bytes: progress.peak_device_bytes,
+            named: totals.metrics().collect(),
+        }
+    }
+
+    /// Logs a row and shows it to the callbacks.
+    fn report(
+        &mut self,
+        row: &Metrics,
+        action: &mut Action,
+        call: impl Fn(&mut dyn Callback, &Metrics) -> Action,
+    ) -> Result<(), Error> {
+        if let Some(file) = &mut self.metrics {
+            file.append(row)?;
+        }
+        for callback in self.callbacks.iter_mut() {
+            if call(&mut **callback, row) == Action::Stop {
+                *action = Action::Stop;
+            }
+        }
+        Ok(())
+    }
+
+    fn validation_is_due(&self) -> bool {
+        let step = self.progress.step;
+        let config = &self.shared.plan.resolved;
+        match (self.shared.plan.validate_every, config.val_check_interval) {
+            (Some(every), _) => step % every == 0 || step == self.progress.last_step,
+            (None, Some(_)) => false,
+            (None, None) => step == self.progress.last_step,
+        }
+    }
+
+    /// The mean loss over held-out data. A rank whose data ran out runs along with weight 0.
+    fn validate(&self, model: &T::Model, loader: &Loader<T::Batch>) -> Result<Metrics, Error> {
+        let model = model.valid();
+        let device = self.shared.device.clone();
+        let context = RankContext { device, ..self.context.clone() };
+        let config = &self.shared.plan.resolved;
+        let limit = loader.dataset.len() as u64;
+        let all = limit.div_ceil((context.world * loader.batch_size) as u64);
+        let limit_batches = if config.fast_dev_run { Some(1) } else { config.limit_val_batches };
+        let steps = limit_batches.map_or(all, |batches| all.min(batches as u64));
+        let place = Place { accumulate: 1, consumed: 0, limit, steps, ..self.place() };
+        let batches = MicroBatches::start(loader, place);
+        let mut totals = Totals::default();
+        for _ in 0..steps {
+            let data = batches.next().map_err(user(&context, "the validation data"))?;
+            let output = self
+                .shared
+                .task
+                .validation_step(&model, data.batch, &context)
+                .map_err(user(&context, "validation_step"))?;
+            totals.add(output, data.weight)?;
+        }
+        let totals = totals.all_reduce(&self.group)?;
+        Ok(self.row(Split::Val, &totals))
+    }
+
+    /// Whether any rank wants to stop, agreed on by all, so that none goes on alone.
+    fn anybody_stops(&self, action: Action) -> Result<bool, Error> {
+        let stop = action == Action::Stop || self.shared.stop.load(Ordering::Relaxed);
+        let votes = self.group.all_reduce(vec![f64::from(u8::from(stop))]).wait()?;
+        Ok(votes[0] > 0.0)
+    }
+
+    /// The last checkpoint and the report; the other ranks wait for them.
+    fn finish(
+        &mut self,
+        model: &T::Model,
+        strategy: &DataParallel,
+        reason: StopReason,
+    ) -> Result<(), Error> {
+        if self.is_first() {
+            if let Some(folder) = &self.shared.folder {
+                self.save(folder, model, strategy)?;
+                report::write(folder, self.shared.config)?;
+            }
+            self.callbacks.iter_mut().for_each(|callback| callback.on_fit_end(reason));
+        }
+        Ok(self.group.barrier()?)
+    }
+
+    fn save(
+        &self,
+        folder: &RunFolder,
+        model: &T::Model,
+        strategy: &DataParallel,
+    ) -> Result<(), Error> {
+        let manifest = Manifest {
+            format: checkpoint::FORMAT,
+            step: self.progress.step,
+            samples: self.progress.samples,
+            tokens: self.progress.tokens,
+            config: self.shared.config.clone(),
+            checksums: BTreeMap::new(),
+        };
+        let parameters = parameters::read(model)?;
+        let model: Vec<checkpoint::Entry<'_>> = parameters
+            .iter()
+            .map(|named| (named.info.path.clone(), named.info.shape.clone(), &named.values[..]))
+            .collect();
+        let optimizer: Vec<checkpoint::Entry<'_>> = strategy
+            .state()
+            .map(|(name, info, values)| (format!("{name}.{}", info.path), info.shape.clone(), values))
+            .collect();
+        checkpoint::save(&folder.checkpoints(), manifest, &model, &optimizer).map(drop)
+    }
+}

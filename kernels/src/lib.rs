@@ -1,0 +1,27 @@
+//! Buffers in, buffers out: the arithmetic of a training step on flat `f32` slices.
+//!
+//! Nothing here knows about ranks, networks, files or policies. Three things live in this crate:
+//!
+//! * [`optimizer`]: fused optimizer steps ([`AdamW`](optimizer::AdamW), [`Sgd`](optimizer::Sgd)).
+//!   One pass reads gradient, master weight and state, and writes master weight and state.
+//! * [`gradient`]: accumulation, and the single read that yields both the sum of squares and the
+//!   verdict whether every gradient is finite.
+//! * [`interop`]: the only place that moves numbers between Burn tensors and flat slices.
+//!
+//! Every kernel is deterministic: its result depends neither on the number of threads nor on the
+//! instruction set that the processor offers. Work is cut into fixed blocks, and a vector unit only
+//! changes how many elements are in flight.
+//!
+//! ```
+//! use pyroclast_kernels::optimizer::{Sgd, SgdState};
+//!
+//! let (mut weights, gradient, mut momentum) = (vec![1.0f32; 3], vec![0.5f32; 3], vec![0.0; 3]);
+//! let sgd = Sgd { lr: 0.1, momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+//! sgd.step(&mut weights, &gradient, 1.0, SgdState { momentum: &mut momentum });
+//! assert_eq!(weights, [0.95; 3]);
+//! ```
+
+pub mod gradient;
+pub mod interop;
+pub mod optimizer;
+mod parallel;

@@ -1,0 +1,25 @@
+//! In which numbers a model computes, and what one step's gradients say.
+//!
+//! * [`Precision`]: the policies by the names that a Lightning user knows.
+//! * [`seed`]: the start of a backward pass, with everything that multiplies a micro-batch's loss.
+//! * [`Verdict`]: norm and finiteness of the gradients, and the one factor by which the optimizer
+//!   multiplies them.
+//!
+//! This crate knows neither ranks nor collectives. A verdict is returned; making it the same on
+//! every rank is the strategy's job.
+//!
+//! ```
+//! use pyroclast_precision::{Precision, Verdict};
+//!
+//! assert_eq!("32-true".parse(), Ok(Precision::F32True));
+//! // Two micro-batches of weight 1, summed gradients of norm 10, clipped to norm 1:
+//! let verdict = Verdict::new(100.0, 2.0);
+//! assert_eq!(verdict.norm(), 5.0);
+//! assert!((verdict.scale(Some(1.0)) - 0.1).abs() < 1e-6);
+//! ```
+
+mod policy;
+mod verdict;
+
+pub use policy::{Precision, PrecisionError};
+pub use verdict::{Verdict, seed};

@@ -1,0 +1,76 @@
+//! From summed gradients to the one factor that the optimizer applies.
+
+use burn::tensor::Tensor;
+
+/// Added to the norm before dividing by it when clipping, as `torch.nn.utils.clip_grad_norm_` does.
+const CLIP_EPS: f64 = 1e-6;
+
+/// Multiplies a micro-batch's mean loss by the micro-batch's weight. Calling `backward` on the
+/// result makes every gradient a weighted sum, to be divided once, in the optimizer.
+#[must_use]
+pub fn seed(loss: Tensor<1>, weight: f64) -> Tensor<1> {
+    loss.mul_scalar(weight)
+}
+
+/// What is known of a step's gradients once they are summed over micro-batches and ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Verdict {
+    norm: f64,
+    total_weight: f64,
+}
+
+impl Verdict {
+    /// From the sum of squares of the summed gradients, and the sum of the micro-batches' weights,
+    /// both over all ranks.
+    #[must_use]
+    pub fn new(sum_of_squares: f64, total_weight: f64) -> Self {
+        Self { norm: sum_of_squares.sqrt() / total_weight, total_weight }
+    }
+
+    /// Global L2 norm of the averaged gradient, before clipping.
+    #[must_use]
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// Whether every gradient is finite and there is something to average over.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        self.norm.is_finite()
+    }
+
+    /// The factor that turns summed gradients into averaged, clipped ones. `clip` is the largest
+    /// norm to let through.
+    #[must_use]
+    pub fn scale(&self, clip: Option<f64>) -> f32 {
+        let clipped = clip.map_or(1.0, |max_norm| (max_norm / (self.norm + CLIP_EPS)).min(1.0));
+        (clipped / self.total_weight) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_below_the_limit_are_only_averaged() {
+        let verdict = Verdict::new(16.0, 4.0);
+        assert_eq!(verdict.norm(), 1.0);
+        assert_eq!(verdict.scale(None), 0.25);
+        assert_eq!(verdict.scale(Some(1.5)), 0.25);
+    }
+
+    #[test]
+    fn clipped_gradients_have_the_limit_as_norm() {
+        let verdict = Verdict::new(16.0, 2.0);
+        let clipped = f64::from(verdict.scale(Some(0.5))) * 16.0f64.sqrt();
+        assert!((clipped - 0.5).abs() < 1e-6);
+    }
+
+    #[test]
+    fn non_finite_sums_are_seen() {
+        assert!(!Verdict::new(f64::NAN, 1.0).is_finite());
+        assert!(!Verdict::new(f64::INFINITY, 1.0).is_finite());
+        assert!(!Verdict::new(0.0, 0.0).is_finite());
+    }
+}

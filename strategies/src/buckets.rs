@@ -1,0 +1,236 @@
+//! Gradients on their way from Burn's backward pass into flat buffers, and through the reduction.
+//!
+//! There is one bucket per unit. During the last micro-batch of a step, a unit's bucket is reduced
+//! as soon as its gradients are final, while the backward pass goes on with the units before it.
+//! Buckets are launched in one fixed order, last unit first and the root unit at the end, whatever
+//! the order in which they become final: every rank must launch the same collectives in the same
+//! order.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::module::Module;
+use burn::tensor::Gradients;
+use pyroclast_kernels::{gradient, interop};
+
+use crate::error::Error;
+use crate::group::{Pending, ProcessGroup};
+use crate::layout::{Layout, ROOT};
+use crate::unit::{ParamGrad, take};
+
+/// Which micro-batch of a step is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MicroBatch {
+    /// More will follow: gradients are only accumulated.
+    Intermediate,
+    /// The last one: buckets are reduced as they become final.
+    Last,
+}
+
+/// All of a step's gradients.
+#[derive(Debug)]
+pub(crate) struct GradientBuckets {
+    layout: Arc<Layout>,
+    group: Arc<ProcessGroup>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    buckets: Vec<Bucket>,
+    micro_batch: MicroBatch,
+    /// Buckets not yet launched are those below this index.
+    unlaunched: usize,
+    /// What went wrong inside a backward pass, which cannot return it.
+    error: Option<Error>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    storage: Storage,
+    /// By parameter: whether a gradient has arrived in this step.
+    seen: Vec<bool>,
+    /// Forward passes of the unit whose backward pass has not run.
+    open: usize,
+    is_final: bool,
+}
+
+#[derive(Debug)]
+enum Storage {
+    /// Local sums, or, after the reduction, sums over all ranks.
+    Here(Vec<f32>),
+    /// With the communication thread.
+    InFlight(Pending<Vec<f32>>),
+    /// Lost to an error.
+    Lost,
+}
+
+impl Storage {
+    fn here(&self) -> &[f32] {
+        match self {
+            Self::Here(values) => values,
+            _ => &[],
+        }
+    }
+}
+
+impl GradientBuckets {
+    pub(crate) fn new(layout: Arc<Layout>, group: Arc<ProcessGroup>) -> Self {
+        let bucket = |unit: &crate::UnitLayout| Bucket {
+            storage: Storage::Here(vec![0.0; unit.len]),
+            seen: vec![false; unit.params.len()],
+            open: 0,
+            is_final: false,
+        };
+        let buckets: Vec<Bucket> = layout.units.iter().map(bucket).collect();
+        let state = State {
+            unlaunched: buckets.len(),
+            buckets,
+            micro_batch: MicroBatch::Last,
+            error: None,
+        };
+        Self { layout, group, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a step: forgets the gradients of the last one.
+    pub(crate) fn begin_step(&self) {
+        let state = &mut *self.lock();
+        state.unlaunched = state.buckets.len();
+        for bucket in &mut state.buckets {
+            bucket.seen.fill(false);
+        }
+    }
+
+    /// Starts a micro-batch.
+    pub(crate) fn begin_micro_batch(&self, micro_batch: MicroBatch) {
+        let state = &mut *self.lock();
+        state.micro_batch = micro_batch;
+        for bucket in &mut state.buckets {
+            (bucket.open, bucket.is_final) = (0, false);
+        }
+    }
+
+    /// A unit's forward pass has run, so one more backward pass of it is to be expected.
+    pub(crate) fn forward_ran(&self, unit: usize) {
+        self.lock().buckets[unit].open += 1;
+    }
+
+    /// A unit's backward pass has run and produced `grads`.
+    pub(crate) fn unit_finished(&self, unit: usize, grads: Vec<ParamGrad>) {
+        let state = &mut *self.lock();
+        self.add(state, grads);
+        let bucket = &mut state.buckets[unit];
+        bucket.open = bucket.open.saturating_sub(1);
+        bucket.is_final = bucket.open == 0;
+        if state.micro_batch == MicroBatch::Last {
+            self.launch_final(state);
+        }
+    }
+
+    /// The whole backward pass of a micro-batch has run; takes the root unit's gradients.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong inside the backward pass.
+    pub(crate) fn backward_finished<M: Module>(
+        &self,
+        model: &M,
+        mut grads: Gradients,
+    ) -> Result<(), Error> {
+        let state = &mut *self.lock();
+        self.add(state, take(model, &mut grads));
+        state.error.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until every bucket holds the sum over all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnusedParameters`] on several ranks, or what ended a collective.
+    pub(crate) fn finish_step(&self) -> Result<(), Error> {
+        let state = &mut *self.lock();
+        self.zero_unseen(state)?;
+        for bucket in &mut state.buckets {
+            bucket.is_final = true;
+        }
+        self.launch_final(state);
+        for bucket in &mut state.buckets {
+            if let Storage::InFlight(pending) = std::mem::replace(&mut bucket.storage, Storage::Lost)
+            {
+                bucket.storage = Storage::Here(pending.wait()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands each unit's reduced gradients to `each`, with what is known of which parameters
+    /// received one.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, &[f32], &[bool])) {
+        for (unit, bucket) in self.lock().buckets.iter().enumerate() {
+            each(unit, bucket.storage.here(), &bucket.seen);
+        }
+    }
+
+    fn add(&self, state: &mut State, grads: Vec<ParamGrad>) {
+        // Burn may hold gradients for leaves that are not this model's to train.
+        let (places, tensors): (Vec<_>, Vec<_>) = grads
+            .into_iter()
+            .filter_map(|(id, grad)| Some((self.layout.locate(id)?, grad)))
+            .unzip();
+        let read = interop::read_all(tensors, |position, values| {
+            let (unit, param) = places[position];
+            let range = self.layout.slot(places[position]).range.clone();
+            let bucket = &mut state.buckets[unit];
+            let Storage::Here(sums) = &mut bucket.storage else { return };
+            if std::mem::replace(&mut bucket.seen[param], true) {
+                gradient::accumulate(&mut sums[range], values);
+            } else {
+                sums[range].copy_from_slice(values);
+            }
+        });
+        if let Err(source) = read {
+            state.error.get_or_insert(Error::Read { what: "gradients".to_owned(), source });
+        }
+    }
+
+    /// Launches the reduction of every final bucket whose turn has come.
+    fn launch_final(&self, state: &mut State) {
+        while let Some(unit) = state.unlaunched.checked_sub(1) {
+            let bucket = &mut state.buckets[unit];
+            let everything_seen = bucket.seen.iter().all(|seen| *seen);
+            // Tied weights may add to the root until the very end.
+            if !bucket.is_final || !everything_seen && self.group.world() > 1 {
+                return;
+            }
+            if let Storage::Here(sums) = std::mem::replace(&mut bucket.storage, Storage::Lost) {
+                bucket.storage = if self.group.world() == 1 {
+                    Storage::Here(sums)
+                } else {
+                    Storage::InFlight(self.group.all_reduce(sums))
+                };
+            }
+            state.unlaunched = unit;
+        }
+        debug_assert_eq!(ROOT, 0, "the root unit is launched last");
+    }
+
+    /// Clears the ranges of parameters that no gradient reached, which on several ranks is an error.
+    fn zero_unseen(&self, state: &mut State) -> Result<(), Error> {
+        let mut paths = Vec::new();
+        for (bucket, unit) in state.buckets.iter_mut().zip(&self.layout.units) {
+            for (slot, _) in unit.params.iter().zip(&bucket.seen).filter(|(_, seen)| !**seen) {
+                paths.push(slot.info.path.clone());
+                if let Storage::Here(sums) = &mut bucket.storage {
+                    sums[slot.range.clone()].fill(0.0);
+                }
+            }
+        }
+        if paths.is_empty() || self.group.world() == 1 {
+            return Ok(());
+        }
+        Err(Error::UnusedParameters { rank: self.group.rank(), paths })
+    }
+}

@@ -1,0 +1,236 @@
+//! Data parallelism: every rank holds the whole model and sees its own data; gradients are summed.
+//!
+//! A single rank is the group of size one and takes the same path.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Gradients, Tensor};
+use pyroclast_kernels::{gradient, interop};
+
+use crate::buckets::{GradientBuckets, MicroBatch};
+use crate::error::Error;
+use crate::group::ProcessGroup;
+use crate::layout::{Layout, ParamInfo, shape_of};
+use crate::optimizer::{FlatOptimizer, Optimizer, ParamGroup};
+use crate::parameters;
+use crate::unit::Installed;
+
+/// One rank's part in the training of one model: layout, gradient buckets and optimizer.
+///
+/// A step is: [`begin_step`](Self::begin_step); for each micro-batch
+/// [`begin_micro_batch`](Self::begin_micro_batch), forward, backward,
+/// [`collect`](Self::collect); then [`reduce`](Self::reduce) and [`step`](Self::step).
+#[derive(Debug)]
+pub struct DataParallel {
+    layout: Arc<Layout>,
+    buckets: Arc<GradientBuckets>,
+    optimizer: FlatOptimizer,
+}
+
+/// The optimizer and the groups of parameters for which it has other settings.
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerSetup {
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Groups, of which the first that matches a parameter applies to it.
+    pub groups: Vec<ParamGroup>,
+}
+
+impl DataParallel {
+    /// Lays out `model`, gives every rank rank 0's numbers, and makes the model's units report to
+    /// this run. Returns the model with those numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NothingToTrain`], [`Error::LayoutMismatch`], [`Error::UnitInUse`], or what ended a
+    /// collective.
+    pub fn new<M: Module>(
+        model: M,
+        group: &Arc<ProcessGroup>,
+        setup: &OptimizerSetup,
+    ) -> Result<(M, Self), Error> {
+        let layout = Arc::new(Layout::of(&model, group.world())?);
+        check_same_layout(&layout, group)?;
+        let masters = flatten(&model, &layout)?
+            .into_iter()
+            .map(|unit| group.broadcast(unit, 0).wait())
+            .collect::<Result<Vec<_>, Error>>()?;
+        let model = broadcast_untrained(model, &layout, group)?;
+        let optimizer = FlatOptimizer::new(setup.optimizer, &setup.groups, &layout, masters);
+        let buckets = Arc::new(GradientBuckets::new(Arc::clone(&layout), Arc::clone(group)));
+        for (unit, cell) in layout.cells().iter().enumerate() {
+            cell.install(Installed { buckets: Arc::clone(&buckets), unit: unit + 1 })?;
+        }
+        let this = Self { layout, buckets, optimizer };
+        Ok((this.write_back(model), this))
+    }
+
+    /// The layout of the trainable parameters.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Optimizer steps taken.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    /// Starts a step.
+    pub fn begin_step(&self) {
+        self.buckets.begin_step();
+    }
+
+    /// Starts a micro-batch. During the last one, units are reduced as their gradients become final.
+    pub fn begin_micro_batch(&self, micro_batch: MicroBatch) {
+        self.buckets.begin_micro_batch(micro_batch);
+    }
+
+    /// Takes over the gradients of a backward pass.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`] if the device failed.
+    pub fn collect<M: Module>(&self, model: &M, grads: Gradients) -> Result<(), Error> {
+        self.buckets.backward_finished(model, grads)
+    }
+
+    /// Waits until gradients are summed over all ranks, and returns the sum of their squares. Each
+    /// unit's is taken in fixed blocks, and units are added in order: every rank gets the same bits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnusedParameters`] on several ranks, or what ended a collective.
+    pub fn reduce(&self) -> Result<f64, Error> {
+        self.buckets.finish_step()?;
+        let mut sum = 0.0;
+        self.buckets.for_each(|_, gradients, _| sum += gradient::sum_of_squares(gradients));
+        Ok(sum)
+    }
+
+    /// One optimizer step with the reduced gradients times `scale`; returns the updated model.
+    #[must_use]
+    pub fn step<M: Module>(&mut self, model: M, scale: f32, lr: f64) -> M {
+        let Self { optimizer, layout, buckets } = self;
+        optimizer.begin_step();
+        buckets.for_each(|unit, gradients, seen| {
+            let place = (unit, &layout.units[unit]);
+            optimizer.step_unit(place, (gradients, seen), (scale, lr));
+        });
+        self.write_back(model)
+    }
+
+    /// The optimizer's state: for each of its [names](Optimizer::state_names) and each trainable
+    /// parameter, as many numbers as the parameter has.
+    pub fn state(&self) -> impl Iterator<Item = (&'static str, &ParamInfo, &[f32])> {
+        self.layout.slots().flat_map(|(unit, slot)| {
+            let state = self.optimizer.state(unit, &slot.range);
+            state.map(move |(name, values)| (name, &slot.info, values))
+        })
+    }
+
+    /// Continues from the numbers that `model` now has, after `steps` steps. `find` gets a state's
+    /// name and a parameter's path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingValues`] or [`Error::WrongLength`], or [`Error::Read`] if the device failed.
+    pub fn restore<M: Module>(
+        &mut self,
+        model: M,
+        steps: u64,
+        mut find: impl FnMut(&str, &str) -> Option<Vec<f32>>,
+    ) -> Result<M, Error> {
+        self.optimizer.set_steps(steps);
+        for (unit, weights) in flatten(&model, &self.layout)?.into_iter().enumerate() {
+            self.optimizer.set_master(unit, weights);
+        }
+        for (unit, slot) in self.layout.slots() {
+            let path = &slot.info.path;
+            for (name, target) in self.optimizer.state_mut(unit, &slot.range) {
+                let values = find(name, path)
+                    .ok_or_else(|| Error::MissingValues(format!("{name}.{path}")))?;
+                if values.len() != target.len() {
+                    let (path, expected) = (path.clone(), target.len());
+                    return Err(Error::WrongLength { path, expected, found: values.len() });
+                }
+                target.copy_from_slice(&values);
+            }
+        }
+        Ok(self.write_back(model))
+    }
+
+    /// Gives the model the master weights.
+    fn write_back<M: Module>(&self, model: M) -> M {
+        model.map(&mut WriteBack { layout: &self.layout, optimizer: &self.optimizer })
+    }
+}
+
+impl Drop for DataParallel {
+    /// Makes the model's units transparent again.
+    fn drop(&mut self) {
+        for cell in self.layout.cells() {
+            cell.uninstall(&self.buckets);
+        }
+    }
+}
+
+/// All ranks learn whether all have rank 0's layout, so that none is left waiting.
+fn check_same_layout(layout: &Layout, group: &ProcessGroup) -> Result<(), Error> {
+    let mine = layout.fingerprint().into_bytes();
+    // The length goes first: a broadcast needs buffers of one length.
+    let length = group.broadcast(vec![mine.len() as f64], 0).wait()?;
+    let mut theirs = mine.clone();
+    theirs.resize(length[0] as usize, 0);
+    let differs = group.broadcast(theirs, 0).wait()? != mine;
+    let differing = group.all_reduce(vec![f64::from(u8::from(differs))]).wait()?;
+    match (differs, differing[0] > 0.0) {
+        (true, _) => Err(Error::LayoutMismatch { rank: group.rank() }),
+        // The rank that differs reports itself; wait for its error instead of adding another.
+        (false, true) => group.barrier(),
+        (false, false) => Ok(()),
+    }
+}
+
+/// The model's trainable numbers, one flat buffer per unit.
+fn flatten<M: Module>(model: &M, layout: &Layout) -> Result<Vec<Vec<f32>>, Error> {
+    let mut flat: Vec<Vec<f32>> = layout.units.iter().map(|unit| vec![0.0; unit.len]).collect();
+    for named in parameters::read_where(model, |id| layout.locate(id).is_some())? {
+        if let Some(place) = layout.locate(named.id) {
+            flat[place.0][layout.slot(place).range.clone()].copy_from_slice(&named.values);
+        }
+    }
+    Ok(flat)
+}
+
+/// Gives every rank rank 0's frozen parameters and buffers.
+fn broadcast_untrained<M: Module>(
+    model: M,
+    layout: &Layout,
+    group: &ProcessGroup,
+) -> Result<M, Error> {
+    let mut untrained = HashMap::new();
+    for named in parameters::read_where(&model, |id| layout.locate(id).is_none())? {
+        untrained.insert(named.id, group.broadcast(named.values, 0).wait()?);
+    }
+    parameters::write_where(model, |id, _| untrained.remove(&id))
+}
+
+struct WriteBack<'a> {
+    layout: &'a Layout,
+    optimizer: &'a FlatOptimizer,
+}
+
+impl ModuleMapper for WriteBack<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(place) = self.layout.locate(param.id) else { return param };
+        let slot = self.layout.slot(place);
+        let values = &self.optimizer.master(place.0)[slot.range.clone()];
+        param.map(|tensor| {
+            interop::tensor(values, shape_of(slot), &tensor.device()).require_grad()
+        })
+    }
+}

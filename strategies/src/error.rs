@@ -1,0 +1,130 @@
+//! What can go wrong between ranks and in a model's layout.
+
+use std::time::Duration;
+
+/// One collective as both sides of a message describe it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Name of the collective, such as `all_reduce`.
+    pub operation: &'static str,
+    /// How many collectives its rank had launched before.
+    pub sequence: u64,
+    /// Elements of the whole buffer.
+    pub elements: usize,
+    /// Name of the element type.
+    pub dtype: &'static str,
+}
+
+impl std::fmt::Display for Description {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { operation, sequence, elements, dtype } = self;
+        write!(f, "{operation} #{sequence} of {elements} {dtype}")
+    }
+}
+
+/// Errors of this crate.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Another rank failed first; the group is unusable from then on.
+    #[error("rank {rank} failed: {reason}")]
+    Aborted {
+        /// The rank that failed.
+        rank: usize,
+        /// Its error.
+        reason: String,
+    },
+    /// A peer closed the group while this rank was waiting for it.
+    #[error("rank {rank} waited in {waiting_in}, but rank {peer} has left the group")]
+    PeerLeft {
+        /// This rank.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
+    },
+    /// A peer sent nothing before the deadline.
+    #[error(
+        "rank {rank} waited {waited:?} for rank {peer} in {waiting_in}; \
+         a longer limit is set by PYROCLAST_TIMEOUT"
+    )]
+    Timeout {
+        /// This rank.
+        rank: usize,
+        /// The silent rank.
+        peer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// Two ranks are in different collectives, or in one collective with different buffers.
+    #[error("rank {rank} is in {mine}, but rank {peer} is in {theirs}")]
+    Mismatch {
+        /// This rank.
+        rank: usize,
+        /// The rank that disagrees.
+        peer: usize,
+        /// What this rank is doing.
+        mine: Description,
+        /// What the other rank is doing.
+        theirs: Description,
+    },
+    /// The rank's communication thread is gone.
+    #[error("rank {rank}: the communication thread has ended")]
+    GroupClosed {
+        /// This rank.
+        rank: usize,
+    },
+    /// Ranks built models with different parameters.
+    #[error(
+        "rank {rank} built a model whose parameters (paths, shapes or units) differ from rank 0's; \
+         `configure_model` must build the same model on every rank"
+    )]
+    LayoutMismatch {
+        /// This rank.
+        rank: usize,
+    },
+    /// Trainable parameters received no gradient in a step.
+    #[error(
+        "rank {rank}: no gradient reached {}; use them in the loss or freeze them with `no_grad()`",
+        paths.join(", ")
+    )]
+    UnusedParameters {
+        /// This rank.
+        rank: usize,
+        /// Paths of the parameters.
+        paths: Vec<String>,
+    },
+    /// A model has nothing to train.
+    #[error("the model has no trainable float parameter")]
+    NothingToTrain,
+    /// A unit already belongs to another training run.
+    #[error(
+        "a unit of this model is already being trained by another rank or run; \
+         `configure_model` must build a new model for each rank instead of cloning one"
+    )]
+    UnitInUse,
+    /// Numbers could not be read from the device.
+    #[error("reading {what}: {source}")]
+    Read {
+        /// What was read.
+        what: String,
+        /// Why it failed.
+        source: pyroclast_kernels::interop::ReadError,
+    },
+    /// Values that were to be loaded do not fit the model.
+    #[error("parameter `{path}` has {expected} elements, but {found} were given")]
+    WrongLength {
+        /// Path of the parameter.
+        path: String,
+        /// Elements of the parameter.
+        expected: usize,
+        /// Elements that were given.
+        found: usize,
+    },
+    /// Values for a parameter are missing.
+    #[error("no values were given for `{0}`")]
+    MissingValues(String),
+}

@@ -1,0 +1,260 @@
+//! The optimizer's view of a model: master weights and state in flat buffers, stepped by ranges.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use pyroclast_kernels::optimizer as kernels;
+
+use crate::layout::{Layout, ParamInfo, UnitLayout};
+
+/// An optimizer and its hyperparameters, apart from the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Optimizer {
+    /// Decoupled weight decay (Loshchilov and Hutter, 2019).
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the denominator.
+        eps: f64,
+        /// Weight decay of parameters whose group does not set its own.
+        weight_decay: f64,
+    },
+    /// Stochastic gradient descent as in `torch.optim.SGD`.
+    Sgd {
+        /// Momentum factor.
+        momentum: f64,
+        /// Whether to look ahead along the momentum.
+        nesterov: bool,
+        /// L2 penalty of parameters whose group does not set its own.
+        weight_decay: f64,
+    },
+}
+
+impl Default for Optimizer {
+    /// AdamW with beta 0.9 and 0.999, eps 1e-8 and weight decay 0.01.
+    fn default() -> Self {
+        Self::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+impl Optimizer {
+    /// Names of the state that the optimizer keeps for every parameter, as torch names it.
+    #[must_use]
+    pub fn state_names(&self) -> &'static [&'static str] {
+        match self {
+            Self::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Self::Sgd { .. } => &["momentum_buffer"],
+        }
+    }
+
+    fn weight_decay(&self) -> f64 {
+        match *self {
+            Self::AdamW { weight_decay, .. } | Self::Sgd { weight_decay, .. } => weight_decay,
+        }
+    }
+}
+
+/// Parameters that share settings which differ from the optimizer's.
+#[derive(Clone)]
+pub struct ParamGroup {
+    /// What the group is called in messages and metrics.
+    pub name: String,
+    /// Weight decay in place of the optimizer's.
+    pub weight_decay: Option<f64>,
+    /// Factor on the learning rate.
+    pub lr_factor: f64,
+    matches: Arc<dyn Fn(&ParamInfo) -> bool + Send + Sync>,
+}
+
+impl ParamGroup {
+    /// A group of the parameters for which `matches` holds, with the optimizer's own settings.
+    /// A parameter belongs to the first group that matches it.
+    pub fn new(
+        name: impl Into<String>,
+        matches: impl Fn(&ParamInfo) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: name.into(), weight_decay: None, lr_factor: 1.0, matches: Arc::new(matches) }
+    }
+
+    /// Norms, biases and all other parameters of at most one dimension, without weight decay.
+    #[must_use]
+    pub fn no_decay() -> Self {
+        Self::new("no_decay", |param| param.shape.len() <= 1).with_weight_decay(0.0)
+    }
+
+    /// Sets the group's weight decay.
+    #[must_use]
+    pub fn with_weight_decay(mut self, weight_decay: f64) -> Self {
+        self.weight_decay = Some(weight_decay);
+        self
+    }
+
+    /// Multiplies the learning rate for this group.
+    #[must_use]
+    pub fn with_lr_factor(mut self, factor: f64) -> Self {
+        self.lr_factor = factor;
+        self
+    }
+}
+
+impl fmt::Debug for ParamGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, weight_decay, lr_factor, .. } = self;
+        write!(f, "ParamGroup({name}, weight_decay {weight_decay:?}, lr_factor {lr_factor})")
+    }
+}
+
+/// What applies to one parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Settings {
+    weight_decay: f64,
+    lr_factor: f64,
+}
+
+/// Master weights and optimizer state of all units.
+#[derive(Debug)]
+pub(crate) struct FlatOptimizer {
+    optimizer: Optimizer,
+    units: Vec<UnitState>,
+    /// Steps taken.
+    steps: u64,
+}
+
+#[derive(Debug)]
+struct UnitState {
+    /// By parameter.
+    settings: Vec<Settings>,
+    master: Vec<f32>,
+    /// In the order of [`Optimizer::state_names`].
+    state: Vec<Vec<f32>>,
+}
+
+impl FlatOptimizer {
+    /// Starts from the given flat weights, one buffer per unit.
+    pub(crate) fn new(
+        optimizer: Optimizer,
+        groups: &[ParamGroup],
+        layout: &Layout,
+        masters: Vec<Vec<f32>>,
+    ) -> Self {
+        let settings = |info: &ParamInfo| {
+            let group = groups.iter().find(|group| (group.matches)(info));
+            Settings {
+                weight_decay: group
+                    .and_then(|group| group.weight_decay)
+                    .unwrap_or(optimizer.weight_decay()),
+                lr_factor: group.map_or(1.0, |group| group.lr_factor),
+            }
+        };
+        let units = layout.units.iter().zip(masters).map(|(unit, master)| UnitState {
+            settings: unit.params.iter().map(|slot| settings(&slot.info)).collect(),
+            state: optimizer.state_names().iter().map(|_| vec![0.0; master.len()]).collect(),
+            master,
+        });
+        Self { optimizer, units: units.collect(), steps: 0 }
+    }
+
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Begins the next step. Every unit is then stepped once.
+    pub(crate) fn begin_step(&mut self) {
+        self.steps += 1;
+    }
+
+    /// Steps the parameters of a unit that received a gradient.
+    pub(crate) fn step_unit(
+        &mut self,
+        (unit, layout): (usize, &UnitLayout),
+        (gradients, seen): (&[f32], &[bool]),
+        (scale, lr): (f32, f64),
+    ) {
+        let (optimizer, steps) = (self.optimizer, self.steps);
+        let state = &mut self.units[unit];
+        for (range, settings) in segments(layout, &state.settings, seen) {
+            let weights = &mut state.master[range.clone()];
+            let gradient = &gradients[range.clone()];
+            let lr = lr * settings.lr_factor;
+            let weight_decay = settings.weight_decay;
+            match (optimizer, state.state.as_mut_slice()) {
+                (Optimizer::AdamW { beta1, beta2, eps, .. }, [exp_avg, exp_avg_sq]) => {
+                    let step = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, step: steps };
+                    let state = kernels::AdamWState {
+                        exp_avg: &mut exp_avg[range.clone()],
+                        exp_avg_sq: &mut exp_avg_sq[range],
+                    };
+                    step.step(weights, gradient, scale, state);
+                }
+                (Optimizer::Sgd { momentum, nesterov, .. }, [buffer]) => {
+                    let step = kernels::Sgd { lr, momentum, nesterov, weight_decay };
+                    let state = kernels::SgdState { momentum: &mut buffer[range] };
+                    step.step(weights, gradient, scale, state);
+                }
+                _ => unreachable!("a unit has one buffer per state name"),
+            }
+        }
+    }
+
+    /// A unit's flat weights.
+    pub(crate) fn master(&self, unit: usize) -> &[f32] {
+        &self.units[unit].master
+    }
+
+    /// Overwrites a unit's flat weights.
+    pub(crate) fn set_master(&mut self, unit: usize, weights: Vec<f32>) {
+        self.units[unit].master = weights;
+    }
+
+    /// The state of one parameter, by name.
+    pub(crate) fn state(
+        &self,
+        unit: usize,
+        range: &Range<usize>,
+    ) -> impl Iterator<Item = (&'static str, &[f32])> {
+        let names = self.optimizer.state_names().iter().copied();
+        let range = range.clone();
+        names.zip(self.units[unit].state.iter().map(move |buffer| &buffer[range.clone()]))
+    }
+
+    /// The state of one parameter, by name.
+    pub(crate) fn state_mut(
+        &mut self,
+        unit: usize,
+        range: &Range<usize>,
+    ) -> impl Iterator<Item = (&'static str, &mut [f32])> {
+        let names = self.optimizer.state_names().iter().copied();
+        let range = range.clone();
+        names.zip(self.units[unit].state.iter_mut().map(move |buffer| &mut buffer[range.clone()]))
+    }
+
+    pub(crate) fn set_steps(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+}
+
+/// Ranges of neighbouring parameters that share settings, leaving out those without a gradient.
+/// The padding between two parameters belongs to the first: its gradient is zero, so it stays zero.
+fn segments(
+    layout: &UnitLayout,
+    settings: &[Settings],
+    seen: &[bool],
+) -> Vec<(Range<usize>, Settings)> {
+    let mut segments: Vec<(Range<usize>, Settings)> = Vec::new();
+    let mut previous_is_joined = false;
+    for ((slot, settings), seen) in layout.params.iter().zip(settings).zip(seen) {
+        match segments.last_mut() {
+            Some((range, last)) if *seen && previous_is_joined && last == settings => {
+                range.end = slot.range.end;
+            }
+            _ if *seen => segments.push((slot.range.clone(), *settings)),
+            _ => {}
+        }
+        previous_is_joined = *seen;
+    }
+    segments
+}

@@ -1,0 +1,73 @@
+//! Moving frames between two ranks. A transport knows nothing of collectives.
+
+pub mod memory;
+
+use std::time::Instant;
+
+use crate::abort::AbortSignal;
+use crate::error::{Description, Error};
+
+/// Numbers in flight.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Payload {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 64-bit floats.
+    F64(Vec<f64>),
+    /// Bytes.
+    U8(Vec<u8>),
+}
+
+impl Payload {
+    /// Bytes that the numbers occupy.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        match self {
+            Self::F32(v) => size_of_val(v.as_slice()),
+            Self::F64(v) => size_of_val(v.as_slice()),
+            Self::U8(v) => v.len(),
+        }
+    }
+}
+
+/// One message: a segment of a buffer, and the collective that it belongs to as its sender sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// The sender's view of the collective.
+    pub description: Description,
+    /// The segment.
+    pub payload: Payload,
+}
+
+/// A rank's connections to all other ranks. Frames between two ranks arrive in the order in which
+/// they were sent.
+pub trait Transport: Send + std::fmt::Debug {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn world(&self) -> usize;
+
+    /// The signal by which any rank stops all others.
+    fn abort_signal(&self) -> &AbortSignal;
+
+    /// Hands `frame` over for `peer`. Does not wait for the peer to receive it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Aborted`] or [`Error::PeerLeft`].
+    fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error>;
+
+    /// The next frame from `peer`. `waiting_in` is what errors say this rank is doing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Aborted`], [`Error::PeerLeft`], or [`Error::Timeout`] at the deadline.
+    fn recv(
+        &mut self,
+        peer: usize,
+        waiting_in: Description,
+        deadline: Instant,
+    ) -> Result<Frame, Error>;
+}
