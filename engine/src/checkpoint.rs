@@ -160,15 +160,15 @@ pub(crate) fn write_values(path: &Path, entries: &[Entry<'_>]) -> Result<(), Err
 /// Reads named `f32` numbers from a safetensors file.
 pub(crate) fn read_values(path: &Path) -> Result<Values, Error> {
     let bytes = fs::read(path).map_err(Error::io("reading", path))?;
-    let file =
-        SafeTensors::deserialize(&bytes).map_err(|error| Error::bad_file(path, error))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| Error::bad_file(path, error))?;
     let mut values = Values::new();
     for (name, view) in file.iter() {
         if view.dtype() != Dtype::F32 {
             let problem = format!("`{name}` is {:?}; this version reads F32", view.dtype());
             return Err(Error::bad_file(path, problem));
         }
-        let numbers = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let numbers =
+            view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         values.insert(name.to_owned(), (view.shape().to_vec(), numbers.collect()));
     }
     Ok(values)

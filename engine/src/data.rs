@@ -68,8 +68,7 @@ impl<B: Send + 'static> Loader<B> {
 
 impl<B: Send + 'static> std::fmt::Debug for Loader<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (samples, batch_size, sampling) =
-            (self.dataset.len(), self.batch_size, &self.sampling);
+        let (samples, batch_size, sampling) = (self.dataset.len(), self.batch_size, &self.sampling);
         write!(f, "Loader({samples} samples by {batch_size}, {sampling:?})")
     }
 }

@@ -30,7 +30,9 @@ pub enum AcceleratorError {
     #[error("`{0}` is not compiled in; build with `--features {0}`, or use `cpu`")]
     NotCompiledIn(&'static str),
     /// The machine has no such device.
-    #[error("this machine has no {0} device; `pyroclast doctor` says what is missing, or use `cpu`")]
+    #[error(
+        "this machine has no {0} device; `pyroclast doctor` says what is missing, or use `cpu`"
+    )]
     NoDevice(&'static str),
     /// The binary has no GPU support, or the machine no GPU.
     #[error(

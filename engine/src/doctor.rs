@@ -96,7 +96,7 @@ pub struct Missing {
     pub what: String,
     /// What it would give, and what was seen.
     pub why: String,
-    /// The command that installs it or builds it in.
+    /// The command that installs it or builds it in; empty where there is no single one.
     pub command: String,
 }
 

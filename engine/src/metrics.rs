@@ -62,8 +62,7 @@ pub(crate) struct MetricsFile {
 impl MetricsFile {
     /// Opens the file and cuts off what was logged after `step`, which a resumed run will log again.
     pub(crate) fn open(path: &Path, step: u64) -> Result<Self, Error> {
-        let kept: Vec<Metrics> =
-            read(path)?.into_iter().filter(|row| row.step <= step).collect();
+        let kept: Vec<Metrics> = read(path)?.into_iter().filter(|row| row.step <= step).collect();
         let mut file = OpenOptions::new()
             .create(true)
             .write(true)
@@ -157,7 +156,7 @@ mod tests {
         for step in 1..=5 {
             file.append(&row(step)).expect("a row");
         }
-        std::fs::OpenOptions::new()
+        OpenOptions::new()
             .append(true)
             .open(&path)
             .and_then(|mut f| f.write_all(b"{\"step\":6,\"ep"))

@@ -31,7 +31,8 @@ impl RunFolder {
     /// [`Error::Config`] if it cannot be written, or holds a run that is not to be continued.
     pub(crate) fn create(path: &Path, resume: &Resume) -> Result<Self, Error> {
         let folder = Self::at(path);
-        let refused = |problem: String| Error::setting("out", format!("{}: {problem}", path.display()));
+        let refused =
+            |problem: String| Error::setting("out", format!("{}: {problem}", path.display()));
         if folder.metrics().exists() && *resume == Resume::Never {
             return Err(refused("holds a run already; resume it, or name another folder".into()));
         }
@@ -49,13 +50,19 @@ impl RunFolder {
     /// # Errors
     ///
     /// As [`checkpoint::load`]; [`Error::Config`] if a named checkpoint is not there.
-    pub(crate) fn resume(folder: Option<&Self>, resume: &Resume) -> Result<Option<Checkpoint>, Error> {
+    pub(crate) fn resume(
+        folder: Option<&Self>,
+        resume: &Resume,
+    ) -> Result<Option<Checkpoint>, Error> {
         let path = match (resume, folder) {
             (Resume::Never, _) | (Resume::IfPresent, None) => None,
             (Resume::IfPresent, Some(folder)) => checkpoint::newest(&folder.checkpoints())?,
             (Resume::From(path), _) if path.is_dir() => Some(path.clone()),
             (Resume::From(path), _) => {
-                return Err(Error::setting("resume", format!("{}: no such folder", path.display())));
+                return Err(Error::setting(
+                    "resume",
+                    format!("{}: no such folder", path.display()),
+                ));
             }
         };
         path.as_deref().map(checkpoint::load).transpose()

@@ -73,20 +73,24 @@ impl Plan {
         check.limits(config);
         check.ranges(config);
         let plan = match (strategy, accelerator, precision, optimizer, schedule) {
-            (Some(strategy), Some(accelerator), Some(precision), Some(optimizer), Some(schedule)) => {
-                Self {
-                    resolved: resolved(config, strategy, accelerator, &optimizer),
-                    strategy,
-                    accelerator,
-                    world: config.devices,
-                    precision,
-                    optimizer,
-                    schedule,
-                    clip: config.gradient_clip_val.filter(|clip| *clip > 0.0),
-                    validate_every: config.val_check_interval.filter(|steps| *steps > 0),
-                    resume: resume(config),
-                }
-            }
+            (
+                Some(strategy),
+                Some(accelerator),
+                Some(precision),
+                Some(optimizer),
+                Some(schedule),
+            ) => Self {
+                resolved: resolved(config, strategy, accelerator, &optimizer),
+                strategy,
+                accelerator,
+                world: config.devices,
+                precision,
+                optimizer,
+                schedule,
+                clip: config.gradient_clip_val.filter(|clip| *clip > 0.0),
+                validate_every: config.val_check_interval.filter(|steps| *steps > 0),
+                resume: resume(config),
+            },
             _ => return Err(Error::Config(check.0)),
         };
         if check.0.is_empty() { Ok(plan) } else { Err(Error::Config(check.0)) }
@@ -207,7 +211,10 @@ impl Check {
                 Some(Optimizer::Sgd { momentum, nesterov: false, weight_decay })
             }
             name => {
-                self.mistake("optimizer", format!("unknown optimizer `{name}`; there are adamw, sgd"));
+                self.mistake(
+                    "optimizer",
+                    format!("unknown optimizer `{name}`; there are adamw, sgd"),
+                );
                 None
             }
         }

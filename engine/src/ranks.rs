@@ -35,14 +35,18 @@ pub(crate) fn run<S: Send, R: Send>(
                 let (state, body) = (state(rank), &body);
                 thread::Builder::new()
                     .name(format!("rank-{rank}"))
-                    .spawn_scoped(scope, move || guarded(rank, group, || body(Arc::clone(group), state)))
+                    .spawn_scoped(scope, move || {
+                        guarded(rank, group, || body(Arc::clone(group), state))
+                    })
                     .expect("the operating system should start a thread per rank")
             })
             .collect();
         threads
             .into_iter()
             .enumerate()
-            .map(|(rank, thread)| thread.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic))))
+            .map(|(rank, thread)| {
+                thread.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
+            })
             .collect()
     });
     let blamed = groups[0].abort_signal().failure().map(|failure| failure.rank);
@@ -55,8 +59,8 @@ fn guarded<R>(
     group: &ProcessGroup,
     body: impl FnOnce() -> Result<R, Error>,
 ) -> Result<R, Error> {
-    let outcome = catch_unwind(AssertUnwindSafe(body))
-        .unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
+    let outcome =
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
     if let Err(error) = &outcome {
         group.abort_signal().raise(rank, error);
     }
@@ -96,22 +100,30 @@ mod tests {
 
     #[test]
     fn results_come_in_rank_order() {
-        let ranks = run(3, &GroupOptions::default(), |rank| rank * 10, |group, state| {
-            Ok((group.rank(), state))
-        });
+        let ranks = run(
+            3,
+            &GroupOptions::default(),
+            |rank| rank * 10,
+            |group, state| Ok((group.rank(), state)),
+        );
         assert_eq!(ranks.expect("no rank fails"), [(0, 0), (1, 10), (2, 20)]);
     }
 
     #[test]
     fn the_first_failing_rank_is_blamed_and_wakes_the_others() {
         for failing in 0..3 {
-            let outcome = run(3, &GroupOptions::default(), |_| (), |group, ()| {
-                if group.rank() == failing {
-                    return Err(fail(failing));
-                }
-                // Never completes: the failing rank does not take part.
-                group.barrier().map_err(Error::from)
-            });
+            let outcome = run(
+                3,
+                &GroupOptions::default(),
+                |_| (),
+                |group, ()| {
+                    if group.rank() == failing {
+                        return Err(fail(failing));
+                    }
+                    // Never completes: the failing rank does not take part.
+                    group.barrier().map_err(Error::from)
+                },
+            );
             let error = outcome.expect_err("a rank fails").to_string();
             assert_eq!(error, format!("rank {failing}: training_step: out of cheese"));
         }
@@ -119,11 +131,15 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_like_any_other() {
-        let outcome: Result<Vec<()>, Error> =
-            run(2, &GroupOptions::default(), |_| (), |group, ()| match group.rank() {
+        let outcome: Result<Vec<()>, Error> = run(
+            2,
+            &GroupOptions::default(),
+            |_| (),
+            |group, ()| match group.rank() {
                 1 => panic!("shapes differ"),
                 _ => group.barrier().map_err(Error::from),
-            });
+            },
+        );
         let error = outcome.expect_err("a rank panics").to_string();
         assert_eq!(error, "rank 1 panicked: shapes differ");
     }

@@ -37,7 +37,11 @@ pub(crate) fn optimizer_step<T: TrainModule>(
     for micro_batch in 1..=settings.micro_batches {
         let is_last = micro_batch == settings.micro_batches;
         let data = batches.next().map_err(user(context, "the data module"))?;
-        strategy.begin_micro_batch(if is_last { MicroBatch::Last } else { MicroBatch::Intermediate });
+        strategy.begin_micro_batch(if is_last {
+            MicroBatch::Last
+        } else {
+            MicroBatch::Intermediate
+        });
         let output = task
             .training_step(&model, data.batch, context)
             .map_err(user(context, "training_step"))?;
@@ -71,11 +75,13 @@ impl Totals {
     pub(crate) fn add(&mut self, output: StepOutput, weight: f64) -> Result<(), Error> {
         let mut loss = f64::NAN;
         let tensor = output.loss.without_autodiff().reshape([-1]);
-        interop::read_all(vec![tensor], |_, values| loss = values.iter().copied().map(f64::from).sum())
-            .map_err(|source| {
-                let what = "the loss".to_owned();
-                Error::Strategy(pyroclast_strategies::Error::Read { what, source })
-            })?;
+        interop::read_all(vec![tensor], |_, values| {
+            loss = values.iter().copied().map(f64::from).sum()
+        })
+        .map_err(|source| {
+            let what = "the loss".to_owned();
+            Error::Strategy(pyroclast_strategies::Error::Read { what, source })
+        })?;
         self.weight += weight;
         // A batch that only keeps a rank in step counts nothing, whatever it computes.
         if weight > 0.0 {
@@ -116,10 +122,7 @@ impl Totals {
 }
 
 /// Says where user code failed.
-pub(crate) fn user(
-    context: &RankContext,
-    stage: &'static str,
-) -> impl FnOnce(BoxError) -> Error {
+pub(crate) fn user(context: &RankContext, stage: &'static str) -> impl FnOnce(BoxError) -> Error {
     let rank = context.rank;
     move |source| Error::Task { rank, stage, source }
 }

@@ -109,7 +109,8 @@ impl Trainer {
             None => None,
         };
         let options = GroupOptions { timeout: timeout()?, ..GroupOptions::default() };
-        let shared = rank::Shared { plan, task, device, folder, config: &self.config, stop: &self.stop };
+        let shared =
+            rank::Shared { plan, task, device, folder, config: &self.config, stop: &self.stop };
         let mut callbacks = Some(&mut self.callbacks);
         // Callbacks run on rank 0 only; the other ranks get none.
         let state = |rank| (data.clone(), callbacks.take_if(|_| rank == 0));

@@ -1,1 +1,1 @@
-//! x
+//! Small programs to copy from. Each is one file in `src/bin`.

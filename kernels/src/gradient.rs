@@ -18,19 +18,16 @@ const LANES: usize = 16;
 /// If the lengths differ.
 pub fn accumulate(target: &mut [f32], source: &[f32]) {
     assert_eq!(target.len(), source.len(), "accumulate: lengths should agree");
-    target
-        .par_chunks_mut(BLOCK)
-        .zip(source.par_chunks(BLOCK))
-        .for_each(|(target, source)| {
-            vectorized(
-                #[inline(always)]
-                || {
-                    for (t, s) in target.iter_mut().zip(source) {
-                        *t += *s;
-                    }
-                },
-            );
-        });
+    target.par_chunks_mut(BLOCK).zip(source.par_chunks(BLOCK)).for_each(|(target, source)| {
+        vectorized(
+            #[inline(always)]
+            || {
+                for (t, s) in target.iter_mut().zip(source) {
+                    *t += *s;
+                }
+            },
+        );
+    });
 }
 
 /// The sum of squares of `values`, in `f64`.
@@ -81,11 +78,15 @@ mod tests {
 
     #[test]
     fn sum_of_squares_matches_the_scalar_reference() {
-        for len in [0, 1, LANES - 1, LANES + 1, NORM_BLOCK - 1, NORM_BLOCK, NORM_BLOCK + 1, 300_007] {
+        for len in [0, 1, LANES - 1, LANES + 1, NORM_BLOCK - 1, NORM_BLOCK, NORM_BLOCK + 1, 300_007]
+        {
             let values = ramp(len);
             let expected: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
             let got = sum_of_squares(&values);
-            assert!((got - expected).abs() <= 1e-12 * expected.max(1.0), "len {len}: {got} {expected}");
+            assert!(
+                (got - expected).abs() <= 1e-12 * expected.max(1.0),
+                "len {len}: {got} {expected}"
+            );
         }
     }
 
@@ -109,7 +110,9 @@ mod tests {
             .into_iter()
             .map(|threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                pool.expect("a thread pool should start").install(|| sum_of_squares(&values)).to_bits()
+                pool.expect("a thread pool should start")
+                    .install(|| sum_of_squares(&values))
+                    .to_bits()
             })
             .collect();
         assert!(sums.windows(2).all(|w| w[0] == w[1]), "{sums:?}");

@@ -34,7 +34,8 @@ pub fn read_all(
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<(), ReadError> {
     let transaction = tensors.into_iter().fold(Transaction::default(), Transaction::register);
-    let read = transaction.try_execute().map_err(|error| ReadError::Device(format!("{error:?}")))?;
+    let read =
+        transaction.try_execute().map_err(|error| ReadError::Device(format!("{error:?}")))?;
     for (position, data) in read.iter().enumerate() {
         each(position, data.as_slice().map_err(|_| ReadError::Type(data.dtype()))?);
     }

@@ -158,10 +158,10 @@ impl GradientBuckets {
         }
         self.launch_final(state);
         for bucket in &mut state.buckets {
-            if let Storage::InFlight(pending) = std::mem::replace(&mut bucket.storage, Storage::Lost)
-            {
-                bucket.storage = Storage::Here(pending.wait()?);
-            }
+            bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
+                Storage::InFlight(pending) => Storage::Here(pending.wait()?),
+                here => here,
+            };
         }
         Ok(())
     }
@@ -205,13 +205,12 @@ impl GradientBuckets {
             if !bucket.is_final || !everything_seen && self.group.world() > 1 {
                 return;
             }
-            if let Storage::Here(sums) = std::mem::replace(&mut bucket.storage, Storage::Lost) {
-                bucket.storage = if self.group.world() == 1 {
-                    Storage::Here(sums)
-                } else {
+            bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
+                Storage::Here(sums) if self.group.world() > 1 => {
                     Storage::InFlight(self.group.all_reduce(sums))
-                };
-            }
+                }
+                other => other,
+            };
             state.unlaunched = unit;
         }
         debug_assert_eq!(ROOT, 0, "the root unit is launched last");

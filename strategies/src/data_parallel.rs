@@ -229,8 +229,6 @@ impl ModuleMapper for WriteBack<'_> {
         let Some(place) = self.layout.locate(param.id) else { return param };
         let slot = self.layout.slot(place);
         let values = &self.optimizer.master(place.0)[slot.range.clone()];
-        param.map(|tensor| {
-            interop::tensor(values, shape_of(slot), &tensor.device()).require_grad()
-        })
+        param.map(|tensor| interop::tensor(values, shape_of(slot), &tensor.device()).require_grad())
     }
 }

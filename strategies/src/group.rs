@@ -273,3 +273,6 @@ impl Transport for Counted {
         self.inner.recv(peer, waiting_in, deadline)
     }
 }
+
+#[cfg(test)]
+mod tests;

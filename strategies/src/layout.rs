@@ -107,9 +107,10 @@ impl Layout {
 
     /// All slots with the index of their unit.
     pub fn slots(&self) -> impl Iterator<Item = (usize, &ParamSlot)> {
-        self.units.iter().enumerate().flat_map(|(unit, layout)| {
-            layout.params.iter().map(move |slot| (unit, slot))
-        })
+        self.units
+            .iter()
+            .enumerate()
+            .flat_map(|(unit, layout)| layout.params.iter().map(move |slot| (unit, slot)))
     }
 
     /// Elements of all trainable parameters, without padding.

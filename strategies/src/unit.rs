@@ -185,3 +185,6 @@ impl<M: ModuleDisplayDefault> ModuleDisplayDefault for Unit<M> {
 }
 
 impl<M: ModuleDisplay> ModuleDisplay for Unit<M> {}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,22 @@
-//! t
+//! Integration tests of the whole workspace, in one binary.
+
+/// Losses, norms and weights equal PyTorch's.
+mod torch;
+
+/// Worlds of 1 to 4 ranks train the same model, and a run repeats itself bit by bit.
+mod worlds;
+
+/// A run can be stopped, continued, and is continued exactly.
+mod resume;
+
+/// Failures of user code end the whole run, with the right error first.
+mod failures;
+
+/// A user's own module and data, with metrics, groups, odd sizes and uneven data.
+mod own_model;
+
+/// GPU devices compute what the CPU computes.
+mod gpu;
+
+/// Which crate may use which, and other rules of the source tree.
+mod workspace;

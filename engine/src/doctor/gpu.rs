@@ -44,7 +44,9 @@ fn describe(info: &mut DeviceInfo, device: &Device) -> Result<(), String> {
         CubeDevice::Wgpu(device) => open(info, device)?,
         CubeDevice::Cuda(device) => {
             info.name = format!("CUDA device {}", device.index);
-            info.kind = Kind::Discrete;
+            // CubeCL does not tell, and on a Tegra the GPU is the processor's.
+            let tegra = std::path::Path::new("/etc/nv_tegra_release").exists();
+            info.kind = if tegra { Kind::Integrated } else { Kind::Discrete };
             info.api = "cuda".to_owned();
             let version = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
             info.driver = format!("NVIDIA {}", version.trim()).trim_end().to_owned();
@@ -64,16 +66,11 @@ fn describe(info: &mut DeviceInfo, device: &Device) -> Result<(), String> {
     info.plane_size = Some((hardware.plane_size_min, hardware.plane_size_max));
     // The set's own type is not among what Burn re-exports.
     info.plane_ops = properties.features.plane.iter().any(|plane| format!("{plane:?}") == "Ops");
-    info.cooperative_matrix = properties
-        .features
-        .matmul
-        .cmma
-        .iter()
-        .map(|config| {
-            let (m, n, k) = (config.m, config.n, config.k);
-            format!("{m}x{n}x{k} {} {} -> {}", config.a_type, config.b_type, config.cd_type)
-        })
-        .collect();
+    for config in &properties.features.matmul.cmma {
+        let (m, n, k) = (config.m, config.n, config.k);
+        let (a, b, c) = (config.a_type, config.b_type, config.cd_type);
+        info.cooperative_matrix.push(format!("{m}x{n}x{k} {a} {b} -> {c}"));
+    }
     info.cooperative_matrix.sort();
     info.dtypes = dtypes(device);
     Ok(())
@@ -122,14 +119,14 @@ fn guard<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     let before = Arc::new(panic::take_hook());
     panic::set_hook({
         let (caller, cause, before) = (thread::current().id(), cause.clone(), before.clone());
-        Box::new(move |panic| {
+        Box::new(move |report| {
             let thread = thread::current();
             // CubeCL names the threads that serve a device `DSU-..` and `DSD-..`.
             if thread.id() == caller || thread.name().is_some_and(|name| name.starts_with("DS")) {
-                let message = panic.payload_as_str().unwrap_or("its runtime panicked");
+                let message = report.payload_as_str().unwrap_or("its runtime panicked");
                 let _ = cause.set(message.to_owned());
             } else {
-                before(panic);
+                before(report);
             }
         })
     });
@@ -159,8 +156,9 @@ mod tests {
         let outcome = guard(|| dtypes(&absent));
         assert!(outcome.is_err_and(|cause| cause.contains("Unable to acquire")));
         let mut info = DeviceInfo::new("wgpu", 4000);
-        let problem = describe(&mut info, &absent).err();
-        assert!(problem.is_some_and(|problem| problem.contains("No adapter available")));
+        // Guarded for the lock: OpenGL cannot be opened on two threads at a time.
+        let described = guard(|| describe(&mut info, &absent));
+        assert!(described.is_ok_and(|d| d.is_err_and(|why| why.contains("No adapter available"))));
         assert_eq!(info.kind, Kind::Discrete);
     }
 }

@@ -8,8 +8,9 @@ use super::{DeviceInfo, Kind, Missing};
 
 const MESA: &str = "apt-get install mesa-vulkan-drivers";
 const NVIDIA: &str = "apt-get install nvidia-driver    # on Ubuntu: ubuntu-drivers install";
+const LINUX: bool = cfg!(target_os = "linux");
 
-/// Hardware that is there whether or not an accelerator reaches it. Looks on Linux only.
+/// Hardware that is there whether or not an accelerator reaches it. Looked for on Linux only.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     nvidia: bool,
@@ -42,35 +43,28 @@ impl Seen {
 
 pub(super) fn find(devices: &[DeviceInfo], seen: &Seen) -> Vec<Missing> {
     let mut missing = features(seen);
-    let usable = |accelerator| {
-        devices.iter().filter(move |d| d.accelerator == accelerator && d.problem.is_none())
-    };
+    let of = |names: &'static [&str]| devices.iter().filter(|d| names.contains(&d.accelerator));
     if cfg!(feature = "wgpu") {
-        let mut gpus = usable("vulkan").chain(usable("wgpu")).peekable();
+        let mut gpus = of(&["wgpu", "vulkan"]).peekable();
         let none = gpus.peek().is_none();
-        if none && cfg!(target_os = "linux") {
-            let why = "No graphics adapter was found. On Debian and Ubuntu, this package has Mesa's \
-                       drivers: for AMD and Intel GPUs, and a software one that is enough to run \
-                       the GPU kernels.";
-            missing.push(entry("A Vulkan driver", why, MESA));
+        if none {
+            missing.push(adapter());
         }
-        if gpus.all(|gpu| gpu.kind == Kind::Software) && (!none || seen.nvidia || seen.denied) {
+        // Of an absent adapter, all has been said but for these.
+        let more = !none || seen.nvidia || seen.denied;
+        if more && gpus.all(|gpu| gpu.kind == Kind::Software) {
             missing.push(hardware(seen));
         }
     }
-    if cfg!(feature = "cuda") && usable("cuda").next().is_none() {
-        let why = match (seen.nvidia_driver, seen.nvidia) {
-            (true, _) => {
-                "The NVIDIA driver runs, but CUDA found no device: its libcuda.so.1 is not \
-                          on the library path, or the GPU is not passed through."
-            }
-            (_, true) => {
-                "There is an NVIDIA GPU, but its driver, which has libcuda.so.1, is not \
-                          loaded."
-            }
-            _ => "CUDA found no device, and no NVIDIA GPU was seen.",
+    if cfg!(feature = "cuda") && of(&["cuda"]).next().is_none() {
+        let why = if seen.nvidia_driver {
+            "The driver runs, but CUDA found no device: libcuda.so.1 or the GPU is not visible here."
+        } else if seen.nvidia {
+            "There is an NVIDIA GPU, but its driver, which has libcuda.so.1, is not loaded."
+        } else {
+            "CUDA found no device, and no NVIDIA GPU was seen."
         };
-        missing.push(entry("An NVIDIA driver", why, NVIDIA));
+        missing.push(entry("An NVIDIA driver", why, if LINUX { NVIDIA } else { "" }));
     }
     missing
 }
@@ -84,29 +78,34 @@ fn features(seen: &Seen) -> Vec<Missing> {
     ];
     let gives = |feature| match feature {
         "wgpu" => "Runs the kernels on any GPU: over Vulkan, Metal, DirectX 12 or OpenGL.",
-        "vulkan" => {
-            "Compiles the kernels to SPIR-V, which has cooperative matrices (tensor cores)."
-        }
+        "vulkan" => "Compiles the kernels to SPIR-V, with cooperative matrices (tensor cores).",
         _ if seen.nvidia => "This machine has an NVIDIA GPU, and CUDA gets the most out of it.",
         _ => "Runs the kernels on NVIDIA GPUs through CUDA, with bf16 and tensor cores.",
     };
-    let absent = built
-        .iter()
-        .filter(|(name, built)| !built && (*name == "wgpu" || !cfg!(target_vendor = "apple")));
-    absent
-        .map(|(absent, _)| {
-            let on = built.iter().filter(|(name, built)| *built || name == absent);
-            let on: Vec<&str> = on.map(|(name, _)| *name).collect();
-            let command = format!("cargo run --release --features {} -- doctor", on.join(","));
-            entry(&format!("The feature `{absent}`"), gives(absent), &command)
-        })
-        .collect()
+    let rebuild = |absent| {
+        let on = built.iter().filter(|(name, built)| *built || *name == absent);
+        let on: Vec<&str> = on.map(|(name, _)| *name).collect();
+        let command = format!("cargo run --release --features {} -- doctor", on.join(","));
+        entry(&format!("The feature `{absent}`"), gives(absent), &command)
+    };
+    let here = |name| name == "wgpu" || !cfg!(target_vendor = "apple");
+    let absent = built.iter().filter(|(name, built)| !built && here(*name));
+    absent.map(|(name, _)| rebuild(*name)).collect()
+}
+
+/// The least that the GPU kernels run on.
+fn adapter() -> Missing {
+    let mesa = "None was found. On Debian and Ubuntu, this package has Mesa's Vulkan drivers: for \
+                AMD and Intel GPUs, and a software one that is enough to run the GPU kernels.";
+    let other = "None was found. The GPU maker's driver has one.";
+    let (why, command) = if LINUX { (mesa, MESA) } else { (other, "") };
+    entry("A graphics adapter", why, command)
 }
 
 /// What would put hardware in the place of a software adapter, or of none.
 fn hardware(seen: &Seen) -> Missing {
-    let (why, command) = if !cfg!(target_os = "linux") {
-        ("Only software was found; the GPU maker's driver gives hardware.", "")
+    let (why, command) = if !LINUX {
+        ("Only software was found. The GPU maker's driver gives hardware.", "")
     } else if seen.nvidia_driver {
         (
             "The NVIDIA driver runs, but Vulkan does not reach it: its ICD or the Vulkan loader is \
@@ -116,10 +115,7 @@ fn hardware(seen: &Seen) -> Missing {
     } else if seen.nvidia {
         ("There is an NVIDIA GPU, but its driver, which has the Vulkan ICD, is not loaded.", NVIDIA)
     } else if seen.denied {
-        (
-            "There is a GPU, but this user may not open /dev/dri/renderD128.",
-            "usermod -aG render $USER",
-        )
+        ("The GPU is /dev/dri/renderD128, which you may not open.", "usermod -aG render $USER")
     } else if seen.amd_or_intel {
         ("There is an AMD or Intel GPU, but no Vulkan driver (ICD) for it. Mesa has it.", MESA)
     } else {
@@ -142,20 +138,21 @@ mod tests {
 
     #[test]
     fn advice_follows_what_was_built_and_seen() {
-        let seen = Seen { nvidia: true, ..Seen::default() };
-        let commands = |devices: &[DeviceInfo]| -> String {
-            find(devices, &seen).iter().map(|m| format!("{}: {}\n", m.what, m.command)).collect()
+        let commands = |devices: &[DeviceInfo], seen: &Seen| -> String {
+            find(devices, seen).iter().map(|m| format!("{}: {}\n", m.what, m.command)).collect()
         };
-        let none = commands(&[]);
+        let (nothing, nvidia) = (Seen::default(), Seen { nvidia: true, ..Seen::default() });
         let built = cfg!(feature = "wgpu");
-        assert_eq!(none.contains("--features wgpu -- doctor"), !built);
-        if built && cfg!(target_os = "linux") {
-            assert!(none.contains(MESA) && none.contains(NVIDIA), "{none}");
-            let software = DeviceInfo { kind: Kind::Software, ..DeviceInfo::new("wgpu", 0) };
-            let advice = commands(std::slice::from_ref(&software));
-            assert!(!advice.contains(MESA) && advice.contains("A hardware GPU"), "{advice}");
-            let card = DeviceInfo { kind: Kind::Discrete, ..DeviceInfo::new("wgpu", 1) };
-            assert!(!commands(&[software, card]).contains("A hardware GPU"));
-        }
+        let none = commands(&[], &nothing);
+        assert_eq!(none.contains("The feature `wgpu`"), !built);
+        assert_eq!(none.contains("A graphics adapter"), built);
+        assert!(!none.contains("A hardware GPU"), "{none}");
+        assert_eq!(commands(&[], &nvidia).contains("A hardware GPU"), built);
+
+        let software = DeviceInfo { kind: Kind::Software, ..DeviceInfo::new("wgpu", 0) };
+        let card = DeviceInfo { kind: Kind::Discrete, ..DeviceInfo::new("wgpu", 1) };
+        let both = [software, card];
+        assert_eq!(commands(&both[..1], &nothing).contains("A hardware GPU"), built);
+        assert!(!commands(&both, &nvidia).contains("A hardware GPU"));
     }
 }

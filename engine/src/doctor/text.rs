@@ -12,12 +12,12 @@ const END: usize = 92;
 pub(super) fn render(doctor: &Doctor) -> String {
     let mut out = String::from("CPU\n");
     let cpu = &doctor.cpu;
-    row(&mut out, "", "model", [cpu.model.as_str()], " ");
-    let cores = format!("{}, {}", count(cpu.cores, "core"), count(cpu.threads, "thread"));
-    row(&mut out, "", "cores", [cores.as_str()], " ");
+    row(&mut out, "model", "", [cpu.model.as_str()], " ");
+    row(&mut out, "cores", "", [cpu.cores.to_string().as_str()], " ");
+    row(&mut out, "threads", "", [cpu.threads.to_string().as_str()], " ");
     let memory = cpu.total_memory_bytes.map(bytes).unwrap_or_default();
-    row(&mut out, "", "memory", [memory.as_str()], " ");
-    row(&mut out, "", "features", cpu.features.iter().copied(), " ");
+    row(&mut out, "memory", "", [memory.as_str()], " ");
+    row(&mut out, "features", "", cpu.features.iter().copied(), " ");
 
     out.push_str("\nDevices\n");
     for device in &doctor.devices {
@@ -37,19 +37,18 @@ pub(super) fn render(doctor: &Doctor) -> String {
         row(&mut out, "", "driver", driver.into_iter().filter(|part| !part.is_empty()), ", ");
         row(&mut out, "", "compiler", [device.compiler.as_str()], " ");
         row(&mut out, "", "dtypes", device.dtypes.iter().copied(), " ");
+        let of = |size: Option<u64>, what| size.map(|size| format!("{}{what}", bytes(size)));
+        let shared = device.shared_memory_bytes.map(|size| size as u64);
         let sizes = [
-            device.memory_bytes.map(bytes),
-            device.max_allocation_bytes.map(|size| format!("{} in one allocation", bytes(size))),
-            device
-                .shared_memory_bytes
-                .map(|size| format!("{} shared in a cube", bytes(size as u64))),
+            of(device.memory_bytes, ""),
+            of(device.max_allocation_bytes, " in one allocation"),
+            of(shared, " shared in a cube"),
         ];
         row(&mut out, "", "memory", sizes.iter().flatten().map(String::as_str), ", ");
         if let Some((fewest, most)) = device.plane_size {
-            let size =
-                if fewest == most { most.to_string() } else { format!("{fewest} to {most}") };
+            let least = if fewest == most { String::new() } else { format!("{fewest} to ") };
             let ops = if device.plane_ops { "with" } else { "without" };
-            let plane = format!("{size} units, {ops} plane operations");
+            let plane = format!("{least}{most} units, {ops} plane operations");
             row(&mut out, "", "plane", [plane.as_str()], " ");
             let matrices = device.cooperative_matrix.iter().map(String::as_str);
             let none = device.cooperative_matrix.is_empty().then_some("none");
@@ -96,10 +95,6 @@ fn row<'a>(
         let end = if index + 1 < lines.len() { separator.trim_end() } else { "" };
         let _ = writeln!(out, "{head:<start$}{line}{end}");
     }
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 fn bytes(size: u64) -> String {

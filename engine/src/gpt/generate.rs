@@ -70,7 +70,8 @@ impl Sampler {
             weights.truncate(kept.max(1));
         }
         // The likeliest byte has weight 1, so the distribution is never empty.
-        let chosen = WeightedIndex::new(&weights).map_or(0, |distribution| distribution.sample(rng));
+        let chosen =
+            WeightedIndex::new(&weights).map_or(0, |distribution| distribution.sample(rng));
         order[chosen] as u8
     }
 }
@@ -102,12 +103,11 @@ pub fn generate(
         let logits = model.forward(Tensor::<2, Int>::from_data(tokens, device));
         let last = logits.narrow(1, window.len() - 1, 1).reshape([VOCABULARY]);
         let mut next = 0;
-        interop::read_all(vec![last], |_, logits| next = sampler.choose(logits, &mut rng)).map_err(
-            |source| {
+        interop::read_all(vec![last], |_, logits| next = sampler.choose(logits, &mut rng))
+            .map_err(|source| {
                 let what = "logits".to_owned();
                 Error::Strategy(pyroclast_strategies::Error::Read { what, source })
-            },
-        )?;
+            })?;
         text.push(next);
     }
     Ok(text.split_off(start))

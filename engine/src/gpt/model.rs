@@ -40,8 +40,7 @@ fn normal(std: f64) -> Initializer {
 }
 
 fn linear(input: usize, output: usize, std: f64, device: &Device) -> Linear {
-    let mut linear =
-        LinearConfig::new(input, output).with_initializer(normal(std)).init(device);
+    let mut linear = LinearConfig::new(input, output).with_initializer(normal(std)).init(device);
     let bias = Initializer::Zeros.init([output], device);
     linear.bias = Some(bias);
     linear
@@ -58,9 +57,8 @@ impl Gpt {
     #[must_use]
     pub fn new(config: &GptConfig, device: &Device) -> Self {
         let GptConfig { layers, width, context, .. } = *config;
-        let embedding = |rows| {
-            EmbeddingConfig::new(rows, width).with_initializer(normal(STD)).init(device)
-        };
+        let embedding =
+            |rows| EmbeddingConfig::new(rows, width).with_initializer(normal(STD)).init(device);
         let head = LinearConfig::new(width, VOCABULARY).with_bias(false);
         Self {
             tok: embedding(VOCABULARY),

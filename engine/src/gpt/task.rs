@@ -69,8 +69,9 @@ impl TrainModule for GptTask {
     ) -> Result<StepOutput, BoxError> {
         let (inputs, targets) = batch.split();
         let shape = [batch.rows(), batch.context()];
-        let to_device =
-            |tokens: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), &context.device);
+        let to_device = |tokens: Vec<i32>| {
+            Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), &context.device)
+        };
         let logits = model.forward(to_device(inputs));
         let tokens = shape[0] * shape[1];
         let log_probabilities = log_softmax(logits.reshape([tokens, VOCABULARY]), 1);

@@ -299,11 +299,7 @@ mod tests {
 
     fn page(text: &str, scale: Scale, points: &[(f64, f64)]) -> String {
         let text = || text.to_owned();
-        let series = |style| Series {
-            name: text(),
-            points: points.to_vec(),
-            style,
-        };
+        let series = |style| Series { name: text(), points: points.to_vec(), style };
         let chart = Chart {
             title: text(),
             x_label: text(),

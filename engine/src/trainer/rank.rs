@@ -112,8 +112,7 @@ fn build_model<T: TrainModule>(
     context: &RankContext,
     group: &ProcessGroup,
 ) -> Result<T::Model, Error> {
-    let build =
-        || shared.task.configure_model(context).map_err(user(context, "configure_model"));
+    let build = || shared.task.configure_model(context).map_err(user(context, "configure_model"));
     if context.rank > 0 {
         group.barrier()?;
         return build();
@@ -154,8 +153,8 @@ fn restore<M: Module>(
 impl Progress {
     fn new<B: Send + 'static>(plan: &Plan, train: &Loader<B>, resumed: Option<Manifest>) -> Self {
         let config = &plan.resolved;
-        let (step, samples, tokens) =
-            resumed.map_or((0, 0, 0), |manifest| (manifest.step, manifest.samples, manifest.tokens));
+        let (step, samples, tokens) = resumed
+            .map_or((0, 0, 0), |manifest| (manifest.step, manifest.samples, manifest.tokens));
         let samples_per_step =
             (config.accumulate_grad_batches * plan.world * train.batch_size) as u64;
         let epoch_len = train.dataset.len() as u64;
@@ -400,7 +399,9 @@ impl<T: TrainModule> Rank<'_, T> {
             .collect();
         let optimizer: Vec<checkpoint::Entry<'_>> = strategy
             .state()
-            .map(|(name, info, values)| (format!("{name}.{}", info.path), info.shape.clone(), values))
+            .map(|(name, info, values)| {
+                (format!("{name}.{}", info.path), info.shape.clone(), values)
+            })
             .collect();
         checkpoint::save(&folder.checkpoints(), manifest, &model, &optimizer).map(drop)
     }

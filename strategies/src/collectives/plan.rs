@@ -190,7 +190,10 @@ mod tests {
         buffers
     }
 
-    fn check(plan: impl Fn(usize, usize, usize) -> Plan, expected: impl Fn(usize, usize, &Sets, usize)) {
+    fn check(
+        plan: impl Fn(usize, usize, usize) -> Plan,
+        expected: impl Fn(usize, usize, &Sets, usize),
+    ) {
         for world in 1..=64 {
             for len in [0, 1, world - 1, world, world + 1, 97, 3 * world] {
                 let plans: Vec<Plan> = (0..world).map(|rank| plan(len, world, rank)).collect();

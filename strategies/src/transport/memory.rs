@@ -84,11 +84,9 @@ impl Transport for Endpoint {
         match received {
             Some(Ok(frame)) => Ok(frame),
             // A peer that failed raises the signal before it drops its channels.
-            _ => Err(self.aborted().unwrap_or(Error::PeerLeft {
-                rank: self.rank,
-                peer,
-                waiting_in,
-            })),
+            _ => {
+                Err(self.aborted().unwrap_or(Error::PeerLeft { rank: self.rank, peer, waiting_in }))
+            }
         }
     }
 }

@@ -57,14 +57,8 @@ pub(crate) fn inject<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1>
     Tensor::from_dispatch(<Dispatch as UnitBackend>::inject(y, grad))
 }
 
-#[cfg_attr(
-    not(any(feature = "wgpu", feature = "cuda")),
-    backend_extension(Autodiff, Flex)
-)]
-#[cfg_attr(
-    any(feature = "wgpu", feature = "cuda"),
-    backend_extension(Autodiff, Flex, Cube)
-)]
+#[cfg_attr(not(any(feature = "wgpu", feature = "cuda")), backend_extension(Autodiff, Flex))]
+#[cfg_attr(any(feature = "wgpu", feature = "cuda"), backend_extension(Autodiff, Flex, Cube))]
 pub(crate) trait UnitBackend: Backend {
     fn join(parent: FloatTensor<Self>, output: FloatTensor<Self>, tape: Tape) -> FloatTensor<Self>;
 

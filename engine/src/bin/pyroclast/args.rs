@@ -21,8 +21,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Subcommands {
     /// Train a GPT on text.
+    #[command(args_override_self = true)]
     Train(Box<TrainArgs>),
     /// Continue a text with a trained model.
+    #[command(args_override_self = true)]
     Generate(GenerateArgs),
     /// List devices, what they can do, and what is missing.
     Doctor(DoctorArgs),

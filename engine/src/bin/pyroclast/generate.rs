@@ -13,11 +13,8 @@ use crate::misuse;
 
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
-    let sampler = generate::Sampler {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-    };
+    let sampler =
+        generate::Sampler { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p };
     let mistakes = sampler.mistakes();
     if !mistakes.is_empty() {
         return Err(Error::Config(mistakes));

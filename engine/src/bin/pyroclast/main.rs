@@ -11,6 +11,11 @@ mod train;
 
 use std::process::ExitCode;
 
+/// A training step allocates and frees the same large buffers over and over. The system's allocator
+/// hands them back to the kernel each time, which then has to clear and map them again.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use args::Command;
 use pyroclast::Error;
 

@@ -148,7 +148,8 @@ pub(crate) struct Settings {
 impl Settings {
     /// These settings, completed by those of a TOML file.
     pub(crate) fn over_file(self, path: &Path) -> Result<Self, Error> {
-        let unreadable = |error: std::io::Error| misuse("config", format!("{}: {error}", path.display()));
+        let unreadable =
+            |error: std::io::Error| misuse("config", format!("{}: {error}", path.display()));
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
         let in_file = |problem: String| misuse("config", format!("{}: {problem}", path.display()));
         let file: Map<String, Value> =
@@ -162,7 +163,10 @@ impl Settings {
                     strsim::jaro_winkler(a, key).total_cmp(&strsim::jaro_winkler(b, key))
                 });
                 let nearest = nearest.map(String::as_str).unwrap_or_default();
-                Mistake::new(key, format!("unknown key in {}; did you mean `{nearest}`?", path.display()))
+                Mistake::new(
+                    key,
+                    format!("unknown key in {}; did you mean `{nearest}`?", path.display()),
+                )
             })
             .collect();
         if !unknown.is_empty() {

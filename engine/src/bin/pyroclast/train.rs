@@ -11,7 +11,9 @@ use pyroclast::gpt::weights::{self, TorchWeights};
 use pyroclast::gpt::{Gpt, GptConfig, GptTask, TextData, generate, text};
 use pyroclast::output::RunFolder;
 use pyroclast::plan::Resume;
-use pyroclast::{Error, Mistake, Plan, RankContext, Sampling, StopReason, TrainModule, Trainer, report};
+use pyroclast::{
+    Error, Mistake, Plan, RankContext, Sampling, StopReason, TrainModule, Trainer, report,
+};
 use serde_json::{Value, json};
 
 use crate::args::TrainArgs;
@@ -149,7 +151,8 @@ fn train(run: Run) -> Result<(), Error> {
             return Err(misuse("save_weights", problem));
         }
     }
-    let sample = Sample { prompt: prompt(data.train_bytes()), config, plan: trainer.plan().clone() };
+    let sample =
+        Sample { prompt: prompt(data.train_bytes()), config, plan: trainer.plan().clone() };
     introduce(&settings, &config, &bytes, trainer.plan());
     let before = match trainer.plan().resume {
         Resume::Never => Some(sample.untrained(&task)?),
@@ -187,7 +190,8 @@ fn introduce(settings: &Settings, model: &GptConfig, bytes: &[u8], plan: &Plan) 
     let GptConfig { layers, heads, width, context } = model;
     let name = settings.model_name();
     say(&format!("{name}    {layers} layers, {heads} heads, width {width}, context {context}"));
-    let source = settings.data.as_deref().map_or("the project's own text".into(), Path::to_string_lossy);
+    let source =
+        settings.data.as_deref().map_or("the project's own text".into(), Path::to_string_lossy);
     say(&format!("data        {source}, {} bytes", grouped(bytes.len() as u64)));
     let ranks = if plan.world == 1 { "rank" } else { "ranks" };
     let (strategy, accelerator) = (&plan.resolved.strategy, plan.accelerator);
@@ -207,9 +211,11 @@ impl Sample {
         let device = self.plan.accelerator.device()?;
         device.seed(self.plan.resolved.seed);
         let context = RankContext { rank: 0, world: 1, device };
-        let model = task
-            .configure_model(&context)
-            .map_err(|source| Error::Task { rank: 0, stage: "configure_model", source })?;
+        let model = task.configure_model(&context).map_err(|source| Error::Task {
+            rank: 0,
+            stage: "configure_model",
+            source,
+        })?;
         self.draw(&model.valid())
     }
 
@@ -217,7 +223,8 @@ impl Sample {
         let device = self.plan.accelerator.device()?;
         let sampler = generate::Sampler::default();
         let settings = (SAMPLE_LENGTH, sampler, self.plan.resolved.seed);
-        let text = generate::generate((model, self.config.context), &self.prompt, settings, &device)?;
+        let text =
+            generate::generate((model, self.config.context), &self.prompt, settings, &device)?;
         Ok(printable(&[&self.prompt[..], &text].concat()))
     }
 }
@@ -248,7 +255,11 @@ fn listen_to_signals(stop: &Arc<AtomicBool>) -> Result<(), Error> {
     for signal in [consts::SIGINT, consts::SIGTERM] {
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(stop))
             .and_then(|_| flag::register(signal, Arc::clone(stop)))
-            .map_err(|source| Error::Io { action: "listening to", path: "signals".into(), source })?;
+            .map_err(|source| Error::Io {
+                action: "listening to",
+                path: "signals".into(),
+                source,
+            })?;
     }
     Ok(())
 }

@@ -1,0 +1,61 @@
+//! Without a device these tests print SKIP; `PYROCLAST_REQUIRE_GPU=1` makes that a failure.
+
+use pyroclast::gpt::{GptTask, TextData};
+use pyroclast::{Accelerator, Trainer, TrainerConfig};
+use pyroclast_tests::{Recorder, TINY, assert_close, golden_text};
+
+/// The GPU accelerator to test, if there is one.
+fn gpu(test: &str) -> Option<&'static str> {
+    let reason = if cfg!(feature = "wgpu") {
+        match Accelerator::Wgpu.device() {
+            Ok(_) => return Some("wgpu"),
+            Err(error) => error.to_string(),
+        }
+    } else {
+        "built without the feature `wgpu`".to_owned()
+    };
+    let required = std::env::var("PYROCLAST_REQUIRE_GPU").is_ok_and(|value| value == "1");
+    assert!(!required, "PYROCLAST_REQUIRE_GPU is set, but {reason}");
+    // Straight to the terminal: a test's captured output is not shown when it passes.
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "SKIP {test}: {reason}");
+    None
+}
+
+fn losses(accelerator: &str, devices: usize, optimizer: &str) -> Vec<f64> {
+    let config = TrainerConfig {
+        accelerator: accelerator.to_owned(),
+        devices,
+        optimizer: optimizer.to_owned(),
+        lr: if optimizer == "sgd" { 0.1 } else { 1e-3 },
+        max_steps: Some(4),
+        limit_val_batches: Some(1),
+        gradient_clip_val: Some(1.0),
+        ..TrainerConfig::default()
+    };
+    let data = TextData::new(&golden_text(), TINY.context, 0.1)
+        .expect("enough text")
+        .with_batch_size(4 / devices);
+    let mut task = GptTask::new(TINY);
+    // Devices draw different random numbers, so both start from the golden weights.
+    let initial = pyroclast_tests::golden("init.safetensors");
+    task.initial =
+        Some(pyroclast::gpt::weights::TorchWeights::read(&initial).expect("initial weights"));
+    let rows = Recorder::default();
+    let trainer = Trainer::new(config).expect("a configuration");
+    { trainer.with_callback(rows.clone()) }.fit(&task, &data).expect("a run");
+    rows.rows().iter().map(|row| row.loss.expect("a loss")).collect()
+}
+
+#[test]
+fn a_gpu_trains_as_the_cpu_does() {
+    let Some(gpu) = gpu("a_gpu_trains_as_the_cpu_does") else { return };
+    for (devices, optimizer) in [(1, "adamw"), (2, "sgd")] {
+        let cpu = losses("cpu", devices, optimizer);
+        for (step, (got, expected)) in losses(gpu, devices, optimizer).iter().zip(&cpu).enumerate()
+        {
+            let what = format!("{gpu}, {devices} ranks, {optimizer}, row {step}");
+            assert_close(*got, *expected, 1e-3, &what);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+use std::path::Path;
+
+use pyroclast::gpt::{GptTask, TextData};
+use pyroclast::strategies::parameters;
+use pyroclast::{Action, Callback, Error, Metrics, StopReason, Trainer, TrainerConfig};
+use pyroclast_tests::{TINY, golden_text};
+
+fn data(batch_size: usize) -> TextData {
+    TextData::new(&golden_text(), TINY.context, 0.1)
+        .expect("enough text")
+        .with_batch_size(batch_size)
+}
+
+fn config(out: &Path, steps: u64) -> TrainerConfig {
+    TrainerConfig {
+        max_steps: Some(steps),
+        limit_val_batches: Some(2),
+        out: Some(out.to_owned()),
+        ..TrainerConfig::default()
+    }
+}
+
+fn bits(model: &pyroclast::gpt::Gpt) -> Vec<u32> {
+    let named = parameters::read(model).expect("f32 weights");
+    named.iter().flat_map(|n| n.values.iter().map(|v| v.to_bits())).collect()
+}
+
+fn losses(out: &Path) -> Vec<(u64, String)> {
+    let text = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+    let rows: Vec<Metrics> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a row")).collect();
+    rows.iter().map(|row| (row.step, format!("{:?} {:?}", row.split, row.loss))).collect()
+}
+
+#[test]
+fn a_run_continued_is_the_uninterrupted_run_bit_by_bit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
+    let task = GptTask::new(TINY);
+    let fit = |config| Trainer::new(config).expect("a configuration").fit(&task, &data(4));
+    let expected = fit(config(&whole, 9)).expect("the whole run");
+    // A constant rate: the schedule does not depend on where the first part ends.
+    fit(config(&parts, 5)).expect("the first part");
+    let resumed = TrainerConfig { resume: Some("auto".to_owned()), ..config(&parts, 9) };
+    let fitted = fit(resumed).expect("the second part");
+    assert_eq!(fitted.steps, 9);
+    assert_eq!(bits(&fitted.model), bits(&expected.model));
+    let train = |out| {
+        losses(out).into_iter().filter(|(_, row)| row.starts_with("Train")).collect::<Vec<_>>()
+    };
+    assert_eq!(train(&parts), train(&whole));
+}
+
+#[test]
+fn a_run_may_continue_at_another_world() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
+    let task = GptTask::new(TINY);
+    let fit =
+        |config, batch| Trainer::new(config).expect("a configuration").fit(&task, &data(batch));
+    let expected = fit(config(&whole, 8), 6).expect("the whole run").last_train.expect("a row");
+    fit(config(&parts, 4), 6).expect("the first part");
+    let resumed =
+        TrainerConfig { resume: Some("auto".to_owned()), devices: 3, ..config(&parts, 8) };
+    let fitted = fit(resumed, 2).expect("the second part").last_train.expect("a row");
+    assert_eq!((fitted.step, fitted.tokens), (expected.step, expected.tokens));
+    let difference = fitted.loss.expect("a loss") - expected.loss.expect("a loss");
+    assert!(difference.abs() < 1e-5, "{difference}");
+}
+
+struct StopAt(u64);
+
+impl Callback for StopAt {
+    fn on_step_end(&mut self, metrics: &Metrics) -> Action {
+        if metrics.step == self.0 { Action::Stop } else { Action::Continue }
+    }
+}
+
+#[test]
+fn a_callback_stops_all_ranks_after_its_step_with_a_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let config = TrainerConfig { devices: 2, ..config(&out, 50) };
+    let trainer = Trainer::new(config).expect("a configuration").with_callback(StopAt(3));
+    let fitted = { trainer }.fit(&GptTask::new(TINY), &data(2)).expect("a stopped run");
+    assert_eq!((fitted.steps, fitted.reason), (3, StopReason::Stopped));
+    assert!(out.join("checkpoints/step-00000003/checkpoint.json").is_file());
+    assert!(out.join("report.html").is_file());
+}
+
+#[test]
+fn a_second_run_does_not_mix_with_the_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let fit =
+        |config| Trainer::new(config).expect("a configuration").fit(&GptTask::new(TINY), &data(2));
+    fit(config(&out, 1)).expect("the first run");
+    let error = fit(config(&out, 1)).expect_err("the folder is taken");
+    assert!(error.is_misuse() && error.to_string().contains("holds a run already"), "{error}");
+    let missing = TrainerConfig { resume: Some("nowhere".into()), ..config(&out, 2) };
+    assert!(matches!(fit(missing), Err(Error::Config(_))));
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let fit = |config, model| {
+        Trainer::new(config).expect("a configuration").fit(&GptTask::new(model), &data(2))
+    };
+    fit(config(&out, 1), TINY).expect("the first run");
+    let wider = pyroclast::gpt::GptConfig { width: 64, ..TINY };
+    let resumed = TrainerConfig { resume: Some("auto".to_owned()), ..config(&out, 2) };
+    let error = fit(resumed, wider).expect_err("another model").to_string();
+    assert!(error.contains("it is of another model"), "{error}");
+}
