@@ -24,25 +24,34 @@ impl RunFolder {
         Self { path: path.into() }
     }
 
-    /// Creates the folder, or takes it over to continue the run in it.
+    /// Refuses a folder that holds a run which is not to be continued.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if it cannot be written, or holds a run that is not to be continued.
-    pub(crate) fn create(path: &Path, resume: &Resume) -> Result<Self, Error> {
-        let folder = Self::at(path);
-        let refused =
-            |problem: String| Error::setting("out", format!("{}: {problem}", path.display()));
-        if folder.metrics().exists() && *resume == Resume::Never {
-            return Err(refused("holds a run already; resume it, or name another folder".into()));
+    /// [`Error::Config`].
+    pub(crate) fn refuse_taken(&self, resume: &Resume) -> Result<(), Error> {
+        if *resume == Resume::Never && self.metrics().exists() {
+            let problem = "holds a run already; resume it, or name another folder";
+            return Err(self.refused(problem));
         }
-        fs::create_dir_all(folder.checkpoints())
-            .and_then(|()| {
-                let probe = path.join(".probe");
-                fs::write(&probe, b"").and_then(|()| fs::remove_file(probe))
-            })
-            .map_err(|error| refused(format!("cannot be written: {error}")))?;
-        Ok(folder)
+        Ok(())
+    }
+
+    /// Creates the folder and the one for its checkpoints, and tries to write.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if that fails.
+    pub(crate) fn create(&self) -> Result<(), Error> {
+        let probe = self.path.join(".probe");
+        fs::create_dir_all(self.checkpoints())
+            .and_then(|()| fs::write(&probe, b""))
+            .and_then(|()| fs::remove_file(&probe))
+            .map_err(|error| self.refused(format!("cannot be written: {error}")))
+    }
+
+    fn refused(&self, problem: impl std::fmt::Display) -> Error {
+        Error::setting("out", format!("{}: {problem}", self.path.display()))
     }
 
     /// The checkpoint to continue from.

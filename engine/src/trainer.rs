@@ -104,10 +104,10 @@ impl Trainer {
         let plan = &self.plan;
         let device = plan.accelerator.device()?;
         let writes = !plan.resolved.fast_dev_run;
-        let folder = match plan.resolved.out.as_deref().filter(|_| writes) {
-            Some(path) => Some(RunFolder::create(path, &plan.resume)?),
-            None => None,
-        };
+        let folder = plan.resolved.out.as_ref().filter(|_| writes).map(RunFolder::at);
+        if let Some(folder) = &folder {
+            folder.refuse_taken(&plan.resume)?;
+        }
         let options = GroupOptions { timeout: timeout()?, ..GroupOptions::default() };
         let shared =
             rank::Shared { plan, task, device, folder, config: &self.config, stop: &self.stop };

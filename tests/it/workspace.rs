@@ -100,7 +100,8 @@ fn source_files_are_short_and_speak_for_themselves() {
             assert!(!text.contains(unfinished), "{} holds {unfinished}", path.display());
         }
         for (number, line) in text.lines().enumerate() {
-            let is_unsafe = line.contains(concat!("uns", "afe {")) || line.contains(concat!("uns", "afe impl"));
+            let is_unsafe =
+                line.contains(concat!("uns", "afe {")) || line.contains(concat!("uns", "afe impl"));
             let said =
                 number > 0 && text.lines().nth(number - 1).is_some_and(|l| l.contains("SAFETY:"));
             assert!(!is_unsafe || said, "{}:{} lacks a SAFETY note", path.display(), number + 1);

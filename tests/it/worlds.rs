@@ -53,7 +53,7 @@ fn worlds_of_one_to_four_lose_alike() {
                         (many.step, many.split, many.tokens)
                     );
                     let loss = |row: &Metrics| row.loss.expect("a loss");
-                    assert_close(loss(&many), loss(&one), 1e-5, &what);
+                    assert_close(loss(&many), loss(one), 1e-5, &what);
                     if let Some(norm) = one.grad_norm {
                         assert_close(many.grad_norm.expect("a norm"), norm, 1e-4, &what);
                     }

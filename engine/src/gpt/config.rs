@@ -60,7 +60,7 @@ impl GptConfig {
             .filter(|(_, size)| *size == 0)
             .map(|(name, _)| Mistake::new(name, "0 makes no model; use 1 or more"))
             .collect();
-        if self.heads > 0 && self.width % self.heads != 0 {
+        if self.heads > 0 && !self.width.is_multiple_of(self.heads) {
             let (width, heads) = (self.width, self.heads);
             let problem = format!("{heads} heads do not divide a width of {width}");
             mistakes.push(Mistake::new("heads", problem));

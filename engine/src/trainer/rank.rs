@@ -186,6 +186,7 @@ impl<T: TrainModule> Rank<'_, T> {
 
     fn open_output(&mut self) -> Result<(), Error> {
         if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.context.rank == 0) {
+            folder.create()?;
             folder.write_config(self.shared.config)?;
             self.metrics = Some(MetricsFile::open(&folder.metrics(), self.progress.step)?);
         }
@@ -322,7 +323,7 @@ impl<T: TrainModule> Rank<'_, T> {
         let step = self.progress.step;
         let config = &self.shared.plan.resolved;
         match (self.shared.plan.validate_every, config.val_check_interval) {
-            (Some(every), _) => step % every == 0 || step == self.progress.last_step,
+            (Some(every), _) => step.is_multiple_of(every) || step == self.progress.last_step,
             (None, Some(_)) => false,
             (None, None) => step == self.progress.last_step,
         }

@@ -11,9 +11,7 @@ use pyroclast::gpt::weights::{self, TorchWeights};
 use pyroclast::gpt::{Gpt, GptConfig, GptTask, TextData, generate, text};
 use pyroclast::output::RunFolder;
 use pyroclast::plan::Resume;
-use pyroclast::{
-    Error, Mistake, Plan, RankContext, Sampling, StopReason, TrainModule, Trainer, report,
-};
+use pyroclast::{Error, Mistake, Plan, Sampling, StopReason, Trainer, report};
 use serde_json::{Value, json};
 
 use crate::args::TrainArgs;
@@ -210,12 +208,7 @@ impl Sample {
     fn untrained(&self, task: &GptTask) -> Result<String, Error> {
         let device = self.plan.accelerator.device()?;
         device.seed(self.plan.resolved.seed);
-        let context = RankContext { rank: 0, world: 1, device };
-        let model = task.configure_model(&context).map_err(|source| Error::Task {
-            rank: 0,
-            stage: "configure_model",
-            source,
-        })?;
+        let model = task.model(&device)?;
         self.draw(&model.valid())
     }
 
