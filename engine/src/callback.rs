@@ -16,6 +16,7 @@ pub enum Action {
 
 /// What is known when a run starts.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RunInfo {
     /// Trainable parameters.
     pub num_params: usize,

@@ -9,15 +9,17 @@
 //!     checkpoint.json          step, samples consumed, configuration, checksums
 //! ```
 //!
-//! It is written under a temporary name, synced, and renamed; `checkpoint.json` carries the SHA-256
+//! It is written under a temporary name, synced, and renamed, never over another; `checkpoint.json` carries the SHA-256
 //! of the other files. A crash leaves at most a folder whose name starts with a dot, which is never
 //! read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use burn::module::Module;
+use pyroclast_strategies::{ParamInfo, parameters};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -41,6 +43,8 @@ pub struct Manifest {
     pub samples: u64,
     /// Tokens trained on.
     pub tokens: u64,
+    /// Samples of the training data.
+    pub dataset_len: u64,
     /// The resolved configuration of the run that wrote it.
     pub config: serde_json::Value,
     /// SHA-256 of each file, in hexadecimal.
@@ -64,10 +68,10 @@ pub struct Checkpoint {
     pub optimizer: Values,
 }
 
-/// Writes a checkpoint under `folder` and returns its path.
+/// Writes a checkpoint under `folder` and returns its path. What a failure leaves behind is removed.
 pub(crate) fn save(
     folder: &Path,
-    mut manifest: Manifest,
+    manifest: Manifest,
     model: &[Entry<'_>],
     optimizer: &[Entry<'_>],
 ) -> Result<PathBuf, Error> {
@@ -76,23 +80,33 @@ pub(crate) fn save(
     if temporary.exists() {
         fs::remove_dir_all(&temporary).map_err(Error::io("removing", &temporary))?;
     }
-    fs::create_dir_all(&temporary).map_err(Error::io("creating", &temporary))?;
+    let written = write(&temporary, manifest, model, optimizer)
+        .and_then(|()| fs::rename(&temporary, &path).map_err(Error::io("renaming", &temporary)));
+    if written.is_err() {
+        // The error that matters is the one that is returned.
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    written.and_then(|()| sync(folder)).map(|()| path)
+}
+
+fn write(
+    folder: &Path,
+    mut manifest: Manifest,
+    model: &[Entry<'_>],
+    optimizer: &[Entry<'_>],
+) -> Result<(), Error> {
+    fs::create_dir(folder).map_err(Error::io("creating", folder))?;
     for (file, entries) in [(MODEL, model), (OPTIMIZER, optimizer)] {
-        write_values(&temporary.join(file), entries)?;
-        manifest.checksums.insert(file.to_owned(), checksum(&temporary.join(file))?);
+        write_values(&folder.join(file), entries)?;
+        manifest.checksums.insert(file.to_owned(), checksum(&folder.join(file))?);
     }
-    let text = serde_json::to_string_pretty(&manifest).map_err(io::Error::from);
-    let text = text.map_err(Error::io("encoding", path.join(MANIFEST)))?;
-    let manifest_path = temporary.join(MANIFEST);
-    fs::write(&manifest_path, text).map_err(Error::io("writing", &manifest_path))?;
-    sync(&manifest_path)?;
-    sync(&temporary)?;
-    if path.exists() {
-        fs::remove_dir_all(&path).map_err(Error::io("replacing", &path))?;
-    }
-    fs::rename(&temporary, &path).map_err(Error::io("renaming", &temporary))?;
-    sync(folder)?;
-    Ok(path)
+    let path = folder.join(MANIFEST);
+    serde_json::to_string_pretty(&manifest)
+        .map_err(io::Error::from)
+        .and_then(|text| fs::write(&path, text))
+        .map_err(Error::io("writing", &path))?;
+    sync(&path)?;
+    sync(folder)
 }
 
 /// Reads and verifies the checkpoint in `path`.
@@ -102,7 +116,7 @@ pub(crate) fn save(
 /// [`Error::Io`] if a file cannot be read, [`Error::BadFile`] if one is damaged or of another format.
 pub fn load(path: &Path) -> Result<Checkpoint, Error> {
     let manifest_path = path.join(MANIFEST);
-    let text = fs::read(&manifest_path).map_err(Error::io("reading", &manifest_path))?;
+    let text = fs::read(&manifest_path).map_err(|error| Error::bad_file(&manifest_path, error))?;
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|error| Error::bad_file(&manifest_path, error))?;
     if manifest.format != FORMAT {
@@ -119,6 +133,73 @@ pub fn load(path: &Path) -> Result<Checkpoint, Error> {
         read_values(&file_path)
     };
     Ok(Checkpoint { model: read(MODEL)?, optimizer: read(OPTIMIZER)?, manifest })
+}
+
+/// How a file stores a parameter.
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    /// Whether a matrix is stored with rows and columns exchanged.
+    pub(crate) transposed: bool,
+}
+
+/// Gives every parameter and buffer of `model` its numbers from `values`, in which `stored` finds it.
+///
+/// # Errors
+///
+/// What is wrong, if a parameter is missing or of another shape, or if something is left over.
+pub(crate) fn fill<M: Module>(
+    model: M,
+    values: &Values,
+    stored: impl Fn(&ParamInfo) -> Stored,
+) -> Result<M, String> {
+    let mut unused: BTreeSet<&str> = values.keys().map(String::as_str).collect();
+    let mut problem = None;
+    let model = parameters::write(model, |info| {
+        let Stored { name, transposed } = stored(info);
+        unused.remove(name.as_str());
+        let mut expected = info.shape.clone();
+        if transposed {
+            expected.reverse();
+        }
+        match values.get(&name) {
+            Some((shape, numbers)) if *shape == expected => Some(match (transposed, &shape[..]) {
+                (true, &[rows, columns]) => transpose(numbers, rows, columns),
+                _ => numbers.clone(),
+            }),
+            Some((shape, _)) => {
+                let found =
+                    format!("`{name}` has shape {shape:?}, but the model's has {expected:?}");
+                problem.get_or_insert(found);
+                None
+            }
+            None => {
+                problem.get_or_insert(format!("`{name}` is missing"));
+                None
+            }
+        }
+    });
+    let left_over = || unused.first().map(|name| format!("the model has no `{name}`"));
+    match problem.or_else(left_over) {
+        Some(problem) => Err(problem),
+        None => model.map_err(|error| error.to_string()),
+    }
+}
+
+/// A row-major matrix of `rows` rows, transposed.
+pub(crate) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+}
+
+impl Checkpoint {
+    /// Gives `model` the checkpoint's numbers.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, if the checkpoint is of another model.
+    pub fn fill<M: Module>(&self, model: M) -> Result<M, String> {
+        let stored = |info: &ParamInfo| Stored { name: info.path.clone(), transposed: false };
+        fill(model, &self.model, stored)
+    }
 }
 
 /// The newest checkpoint under `folder`, if there is one.
@@ -159,7 +240,7 @@ pub(crate) fn write_values(path: &Path, entries: &[Entry<'_>]) -> Result<(), Err
 
 /// Reads named `f32` numbers from a safetensors file.
 pub(crate) fn read_values(path: &Path) -> Result<Values, Error> {
-    let bytes = fs::read(path).map_err(Error::io("reading", path))?;
+    let bytes = fs::read(path).map_err(|error| Error::bad_file(path, error))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| Error::bad_file(path, error))?;
     let mut values = Values::new();
     for (name, view) in file.iter() {
@@ -196,6 +277,7 @@ mod tests {
             step,
             samples: 7,
             tokens: 70,
+            dataset_len: 40,
             config: serde_json::json!({"lr": 0.1}),
             checksums: BTreeMap::new(),
         }

@@ -19,7 +19,7 @@ pub struct TrainerConfig {
     pub strategy: String,
     /// `cpu` (the default), `gpu`, `wgpu`, `vulkan`, `cuda`, `auto`.
     pub accelerator: String,
-    /// Ranks on this node. Default 1.
+    /// Ranks on this node, at most 256. On a GPU all of them share the first one. Default 1.
     pub devices: usize,
     /// Nodes. Only 1 in this version.
     pub num_nodes: usize,
@@ -37,6 +37,8 @@ pub struct TrainerConfig {
     pub eps: f64,
     /// SGD's momentum. Default 0.9.
     pub momentum: f64,
+    /// Whether SGD looks ahead along the momentum (Nesterov). Default false.
+    pub nesterov: bool,
     /// Weight decay. Default 0.01 for AdamW, 0 for SGD.
     pub weight_decay: Option<f64>,
     /// `constant` (the default), `linear` or `cosine`: the rate after warm-up.
@@ -53,13 +55,15 @@ pub struct TrainerConfig {
     pub max_steps: Option<u64>,
     /// Passes over the training data. The run ends at whichever limit comes first.
     pub max_epochs: Option<u64>,
-    /// Optimizer steps between validations; 0 for none. Default: validate once, at the end.
+    /// Optimizer steps between validations, and one after the last step; 0 for none. Default: only
+    /// after the last step.
     pub val_check_interval: Option<u64>,
     /// Validation batches per rank; none for all of them.
     pub limit_val_batches: Option<usize>,
     /// One step and one validation batch, and nothing written.
     pub fast_dev_run: bool,
-    /// Refuse what could make two runs differ. Every kernel of this version is deterministic.
+    /// Refuse what makes two runs differ. Every kernel of this version is deterministic; Burn's
+    /// `Dropout` is not on several ranks of one process, which share its generator.
     pub deterministic: bool,
     /// Steps between two lines on the terminal. Default 10.
     pub log_every_n_steps: u64,
@@ -85,6 +89,7 @@ impl Default for TrainerConfig {
             beta2: 0.999,
             eps: 1e-8,
             momentum: 0.9,
+            nesterov: false,
             weight_decay: None,
             schedule: "constant".to_owned(),
             warmup_steps: 0,

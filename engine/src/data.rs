@@ -10,7 +10,7 @@ pub mod sampler;
 use std::sync::Arc;
 
 use crate::error::BoxError;
-pub use loader::{MicroBatches, Weighted};
+pub(crate) use loader::MicroBatches;
 use sampler::Sampling;
 
 /// A finite set of samples.
@@ -79,7 +79,8 @@ pub trait DataModule: Clone + Send + Sync {
     type Batch: Send + 'static;
 
     /// Downloads, unpacks, tokenises: whatever must happen once per node. Runs before any rank's
-    /// [`setup`](Self::setup); the other ranks wait.
+    /// [`setup`](Self::setup); the other ranks wait, no longer than `PYROCLAST_TIMEOUT` (seconds,
+    /// 600 by default) allows.
     ///
     /// # Errors
     ///

@@ -58,10 +58,10 @@ pub enum Error {
     /// A collective or a model's layout failed.
     #[error(transparent)]
     Strategy(#[from] pyroclast_strategies::Error),
-    /// The loss or a gradient is NaN or infinite.
+    /// A gradient is NaN or infinite, or no sample of the step had a weight.
     #[error(
-        "step {step}: the gradient norm is {norm} and the loss {loss}; \
-         nothing was updated. Lower the learning rate or set gradient_clip_val"
+        "step {step}: the gradient norm is {norm} and the loss {loss}; nothing was updated, and a \
+         checkpoint holds the step before. Lower lr or set gradient_clip_val"
     )]
     NotFinite {
         /// The step that was not taken.
@@ -70,6 +70,14 @@ pub enum Error {
         loss: f64,
         /// Global gradient norm.
         norm: f64,
+    },
+    /// Training made a weight NaN or infinite.
+    #[error("step {step} made `{path}` NaN or infinite; nothing was saved. Lower lr")]
+    WeightsNotFinite {
+        /// The last step.
+        step: u64,
+        /// Path of the first such parameter.
+        path: String,
     },
     /// The file system refused.
     #[error("{action} {}: {source}", path.display())]
@@ -112,7 +120,7 @@ impl Error {
     /// Whether other input would avoid the error (exit code 2), rather than luck (exit code 1).
     #[must_use]
     pub fn is_misuse(&self) -> bool {
-        matches!(self, Self::Config(_) | Self::Data(_) | Self::BadFile { .. } | Self::Io { .. })
+        matches!(self, Self::Config(_) | Self::Data(_) | Self::BadFile { .. })
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a run says about each step, and the file that it is appended to.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ pub enum Split {
 
 /// One row of `metrics.jsonl`. What does not apply to a row is null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Metrics {
     /// Optimizer step, counted from 1.
     pub step: u64,
@@ -45,11 +47,30 @@ pub struct Metrics {
     pub step_ms: Option<f64>,
     /// Largest resident set of this process so far.
     pub peak_rss_bytes: Option<u64>,
-    /// Largest device memory in use so far; null on the CPU.
+    /// Largest device memory in use at the end of a step so far; null on the CPU.
     pub peak_device_bytes: Option<u64>,
-    /// Metrics named by the task.
+    /// Metrics named by the task; null where one is not finite.
     #[serde(flatten)]
-    pub named: std::collections::BTreeMap<String, f64>,
+    pub named: BTreeMap<String, Option<f64>>,
+}
+
+impl Metrics {
+    /// Keys of a row, apart from the task's own.
+    pub(crate) const KEYS: [&str; 13] = [
+        "step",
+        "epoch",
+        "split",
+        "loss",
+        "grad_norm",
+        "lr",
+        "loss_scale",
+        "skipped",
+        "tokens",
+        "tokens_per_s",
+        "step_ms",
+        "peak_rss_bytes",
+        "peak_device_bytes",
+    ];
 }
 
 /// `metrics.jsonl`, open for appending.
@@ -62,16 +83,17 @@ pub(crate) struct MetricsFile {
 impl MetricsFile {
     /// Opens the file and cuts off what was logged after `step`, which a resumed run will log again.
     pub(crate) fn open(path: &Path, step: u64) -> Result<Self, Error> {
-        let kept: Vec<Metrics> = read(path)?.into_iter().filter(|row| row.step <= step).collect();
-        let mut file = OpenOptions::new()
+        let kept: u64 = read_lines(path)?
+            .iter()
+            .take_while(|line| line.row.step <= step)
+            .map(|line| line.len)
+            .sum();
+        let file = OpenOptions::new()
             .create(true)
-            .write(true)
-            .truncate(true)
+            .append(true)
             .open(path)
             .map_err(Error::io("opening", path))?;
-        for row in &kept {
-            write_row(&mut file, row).map_err(Error::io("writing", path))?;
-        }
+        file.set_len(kept).map_err(Error::io("cutting back", path))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -80,28 +102,31 @@ impl MetricsFile {
     }
 }
 
+/// A row, and the bytes of its line.
+struct Line {
+    row: Metrics,
+    len: u64,
+}
+
 /// Rows of a metrics file; none if it does not exist. A last line that a crash cut short is left out.
 pub(crate) fn read(path: &Path) -> Result<Vec<Metrics>, Error> {
-    let file = match File::open(path) {
-        Ok(file) => file,
+    Ok(read_lines(path)?.into_iter().map(|line| line.row).collect())
+}
+
+fn read_lines(path: &Path) -> Result<Vec<Line>, Error> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Error::io("opening", path)(error)),
+        Err(error) => return Err(Error::io("reading", path)(error)),
     };
-    let lines: Vec<String> = BufReader::new(file)
-        .lines()
-        .collect::<Result<_, _>>()
-        .map_err(Error::io("reading", path))?;
-    let mut rows = Vec::with_capacity(lines.len());
-    for (number, line) in lines.iter().enumerate() {
-        match serde_json::from_str(line) {
-            Ok(row) => rows.push(row),
-            Err(_) if number + 1 == lines.len() => {}
-            Err(error) => {
-                return Err(Error::bad_file(path, format!("line {}: {error}", number + 1)));
-            }
-        }
-    }
-    Ok(rows)
+    // The last line may have been cut short by a crash.
+    let whole = text.split_inclusive('\n').take_while(|line| line.ends_with('\n'));
+    let parse = |(number, line): (usize, &str)| {
+        let row = serde_json::from_str(line)
+            .map_err(|error| Error::bad_file(path, format!("line {}: {error}", number + 1)))?;
+        Ok(Line { row, len: line.len() as u64 })
+    };
+    whole.enumerate().map(parse).collect()
 }
 
 fn write_row(file: &mut File, row: &Metrics) -> std::io::Result<()> {
@@ -144,7 +169,7 @@ mod tests {
             step_ms: None,
             peak_rss_bytes: peak_rss_bytes(),
             peak_device_bytes: None,
-            named: [("accuracy".to_owned(), 0.5)].into(),
+            named: [("accuracy".to_owned(), Some(0.5)), ("perplexity".to_owned(), None)].into(),
         }
     }
 

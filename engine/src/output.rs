@@ -1,6 +1,6 @@
 //! The folder that a run writes: metrics, configuration, checkpoints, report.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, Checkpoint};
@@ -9,6 +9,7 @@ use crate::plan::Resume;
 
 const METRICS: &str = "metrics.jsonl";
 const CONFIG: &str = "config.resolved.json";
+const LOCK: &str = ".lock";
 const REPORT: &str = "report.html";
 const CHECKPOINTS: &str = "checkpoints";
 
@@ -24,30 +25,55 @@ impl RunFolder {
         Self { path: path.into() }
     }
 
-    /// Refuses a folder that holds a run which is not to be continued.
+    /// Refuses a folder that holds a run, unless it is that run which is to be continued, from its
+    /// newest checkpoint: continuing from an older one would leave two histories in one folder.
     ///
     /// # Errors
     ///
     /// [`Error::Config`].
-    pub(crate) fn refuse_taken(&self, resume: &Resume) -> Result<(), Error> {
-        if *resume == Resume::Never && self.metrics().exists() {
-            let problem = "holds a run already; resume it, or name another folder";
-            return Err(self.refused(problem));
+    pub fn refuse_taken(&self, resume: &Resume) -> Result<(), Error> {
+        if self.path.as_os_str().is_empty() {
+            return Err(Error::setting("out", "an empty name; give a folder, or leave it out"));
         }
-        Ok(())
+        let newest = checkpoint::newest(&self.checkpoints())
+            .map_err(|error| self.refused(format!("cannot be used: {error}")))?;
+        if !self.metrics().exists() && newest.is_none() {
+            return Ok(());
+        }
+        match resume {
+            Resume::IfPresent => Ok(()),
+            Resume::Never => {
+                Err(self.refused("holds a run already; resume it, or name another folder"))
+            }
+            Resume::From(path) => {
+                let same = |a: &Path, b: &Path| a.canonicalize().ok() == b.canonicalize().ok();
+                let path = checkpoint_in(path)?;
+                match newest {
+                    Some(newest) if same(&newest, &path) => Ok(()),
+                    _ => Err(self.refused(format!(
+                        "holds a run whose newest checkpoint is not {}; name another folder",
+                        path.display()
+                    ))),
+                }
+            }
+        }
     }
 
-    /// Creates the folder and the one for its checkpoints, and tries to write.
+    /// Creates the folder and the one for its checkpoints, and keeps other runs out of it for as long
+    /// as the returned lock lives.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] if that fails.
-    pub(crate) fn create(&self) -> Result<(), Error> {
-        let probe = self.path.join(".probe");
-        fs::create_dir_all(self.checkpoints())
-            .and_then(|()| fs::write(&probe, b""))
-            .and_then(|()| fs::remove_file(&probe))
-            .map_err(|error| self.refused(format!("cannot be written: {error}")))
+    pub(crate) fn create(&self) -> Result<File, Error> {
+        let cannot = |error: std::io::Error| self.refused(format!("cannot be written: {error}"));
+        fs::create_dir_all(self.checkpoints()).map_err(cannot)?;
+        let lock = File::create(self.path.join(LOCK)).map_err(cannot)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(lock),
+            Err(TryLockError::WouldBlock) => Err(self.refused("another run is writing to it")),
+            Err(TryLockError::Error(error)) => Err(cannot(error)),
+        }
     }
 
     fn refused(&self, problem: impl std::fmt::Display) -> Error {
@@ -66,13 +92,7 @@ impl RunFolder {
         let path = match (resume, folder) {
             (Resume::Never, _) | (Resume::IfPresent, None) => None,
             (Resume::IfPresent, Some(folder)) => checkpoint::newest(&folder.checkpoints())?,
-            (Resume::From(path), _) if path.is_dir() => Some(path.clone()),
-            (Resume::From(path), _) => {
-                return Err(Error::setting(
-                    "resume",
-                    format!("{}: no such folder", path.display()),
-                ));
-            }
+            (Resume::From(path), _) => Some(checkpoint_in(path)?),
         };
         path.as_deref().map(checkpoint::load).transpose()
     }
@@ -111,4 +131,13 @@ impl RunFolder {
         let path = self.config();
         fs::write(&path, format!("{config:#}\n")).map_err(Error::io("writing", path))
     }
+}
+
+/// The checkpoint that a path means: itself, or the newest of the run that it names.
+fn checkpoint_in(path: &Path) -> Result<PathBuf, Error> {
+    if !path.is_dir() {
+        return Err(Error::setting("resume", format!("{}: no such folder", path.display())));
+    }
+    let newest = checkpoint::newest(&RunFolder::at(path).checkpoints())?;
+    Ok(newest.unwrap_or_else(|| path.to_owned()))
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::config::TrainerConfig;
 use crate::device::Accelerator;
 use crate::error::{Error, Mistake};
-use crate::schedule::{Schedule, Shape};
+use crate::schedule::{Decay, Schedule};
 
 /// How ranks share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,17 +116,13 @@ fn resolved(
     accelerator: Accelerator,
     optimizer: &Optimizer,
 ) -> TrainerConfig {
-    let (Optimizer::AdamW { weight_decay, .. } | Optimizer::Sgd { weight_decay, .. }) = *optimizer
-    else {
-        return config.clone();
-    };
     TrainerConfig {
         strategy: match strategy {
             Strategy::Single => "single".to_owned(),
             Strategy::Ddp => "ddp".to_owned(),
         },
         accelerator: accelerator.name().to_owned(),
-        weight_decay: Some(weight_decay),
+        weight_decay: Some(optimizer.weight_decay()),
         max_steps: if config.fast_dev_run { Some(1) } else { config.max_steps },
         ..config.clone()
     }
@@ -139,6 +135,12 @@ fn resume(config: &TrainerConfig) -> Resume {
         Some(path) => Resume::From(PathBuf::from(path)),
     }
 }
+
+/// Ranks that one process may have: they are threads, each with a connection to every other.
+const MAX_RANKS: usize = 256;
+
+/// Micro-batches of a step.
+const MAX_MICRO_BATCHES: usize = 1 << 20;
 
 /// Collects mistakes.
 #[derive(Default)]
@@ -167,8 +169,13 @@ impl Check {
     }
 
     fn strategy(&mut self, config: &TrainerConfig) -> Option<Strategy> {
-        if config.devices == 0 {
-            self.mistake("devices", "0 ranks cannot train; use 1 or more");
+        match config.devices {
+            0 => self.mistake("devices", "0 ranks cannot train; use 1 or more"),
+            devices if devices > MAX_RANKS => {
+                let problem = format!("{devices} ranks in one process; the limit is {MAX_RANKS}");
+                self.mistake("devices", problem);
+            }
+            _ => {}
         }
         if config.num_nodes != 1 {
             let nodes = config.num_nodes;
@@ -208,7 +215,7 @@ impl Check {
             }
             "sgd" => {
                 let weight_decay = config.weight_decay.unwrap_or(0.0);
-                Some(Optimizer::Sgd { momentum, nesterov: false, weight_decay })
+                Some(Optimizer::Sgd { momentum, nesterov: config.nesterov, weight_decay })
             }
             name => {
                 self.mistake(
@@ -221,17 +228,17 @@ impl Check {
     }
 
     fn schedule(&mut self, config: &TrainerConfig) -> Option<Schedule> {
-        let shape = match config.schedule.as_str() {
-            "constant" => Shape::Constant,
-            "linear" => Shape::Linear,
-            "cosine" => Shape::Cosine,
+        let decay = match config.schedule.as_str() {
+            "constant" => Decay::Constant,
+            "linear" => Decay::Linear,
+            "cosine" => Decay::Cosine,
             name => {
                 let known = "constant, linear, cosine";
                 self.mistake("schedule", format!("unknown schedule `{name}`; there are {known}"));
                 return None;
             }
         };
-        Some(Schedule { lr: config.lr, warmup_steps: config.warmup_steps, shape })
+        Some(Schedule { lr: config.lr, warmup_steps: config.warmup_steps, decay })
     }
 
     fn limits(&mut self, config: &TrainerConfig) {
@@ -244,8 +251,13 @@ impl Check {
                 self.mistake(setting, "0 would train nothing; use 1 or more");
             }
         }
-        if config.accumulate_grad_batches == 0 {
-            self.mistake("accumulate_grad_batches", "0 micro-batches make no step; use 1 or more");
+        let accumulate = config.accumulate_grad_batches;
+        if accumulate == 0 || accumulate > MAX_MICRO_BATCHES {
+            let limit = format!("it must be 1 to {MAX_MICRO_BATCHES}");
+            self.mistake(
+                "accumulate_grad_batches",
+                format!("{accumulate} is out of range; {limit}"),
+            );
         }
         if config.limit_val_batches == Some(0) {
             self.mistake("limit_val_batches", "0 is no validation; use val_check_interval 0");
@@ -255,6 +267,12 @@ impl Check {
             self.mistake(
                 "gradient_clip_algorithm",
                 format!("`{name}` is not in this version; use `norm`"),
+            );
+        }
+        if config.fast_dev_run && config.resume.is_some() {
+            self.mistake(
+                "resume",
+                "fast_dev_run takes one step from the beginning; set one of them",
             );
         }
         if config.resume.as_deref() == Some("auto") && config.out.is_none() {
@@ -313,7 +331,9 @@ mod tests {
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 22] = [
+        let table: [(&str, Change); 24] = [
+            ("devices", |c| c.devices = 257),
+            ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
             ("num_nodes", |c| c.num_nodes = 2),
             ("strategy", |c| c.strategy = "dpp".into()),

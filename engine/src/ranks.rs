@@ -1,4 +1,8 @@
 //! Runs one function per rank, on threads, so that a rank's failure ends all of them.
+//!
+//! Each rank computes in a thread pool of its own with its share of the processor. In one pool for
+//! all, ranks would queue behind each other's work; and a rank inside its pool hands work to it
+//! without waking another thread first.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,30 +31,43 @@ pub(crate) fn run<S: Send, R: Send>(
         .into_iter()
         .map(|endpoint| Arc::new(ProcessGroup::new(endpoint, options.clone())))
         .collect();
+    let pools = (0..world).map(|rank| pool(rank, world)).collect::<Result<Vec<_>, Error>>()?;
     let outcomes: Vec<Result<R, Error>> = thread::scope(|scope| {
         let threads: Vec<_> = groups
             .iter()
+            .zip(&pools)
             .enumerate()
-            .map(|(rank, group)| {
+            .map(|(rank, (group, pool))| {
                 let (state, body) = (state(rank), &body);
+                let run = move || pool.install(|| body(Arc::clone(group), state));
                 thread::Builder::new()
                     .name(format!("rank-{rank}"))
-                    .spawn_scoped(scope, move || {
-                        guarded(rank, group, || body(Arc::clone(group), state))
+                    .spawn_scoped(scope, move || guarded(rank, group, run))
+                    .map_err(|error| {
+                        group.abort_signal().raise(rank, &error);
+                        Error::io("starting", format!("the thread of rank {rank}"))(error)
                     })
-                    .expect("the operating system should start a thread per rank")
             })
             .collect();
-        threads
-            .into_iter()
-            .enumerate()
-            .map(|(rank, thread)| {
-                thread.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
-            })
-            .collect()
+        let join = |(rank, thread): (usize, Result<thread::ScopedJoinHandle<'_, _>, Error>)| {
+            thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
+        };
+        threads.into_iter().enumerate().map(join).collect()
     });
     let blamed = groups[0].abort_signal().failure().map(|failure| failure.rank);
     first_failure(outcomes, blamed)
+}
+
+/// A rank's share of the processor: of `RAYON_NUM_THREADS`, or else of all cores.
+fn pool(rank: usize, world: usize) -> Result<rayon::ThreadPool, Error> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads((rayon::current_num_threads() / world).max(1))
+        .thread_name(move |thread| format!("rank-{rank}-{thread}"))
+        .build()
+        .map_err(|error| {
+            let path = format!("the threads of rank {rank}");
+            Error::io("starting", path)(std::io::Error::other(error))
+        })
 }
 
 /// Tells all ranks of a failure before anything of this rank is dropped.
@@ -68,12 +85,16 @@ fn guarded<R>(
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
-    let message = panic
+    Error::Panic { rank, message: panic_message(panic) }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    panic
         .downcast_ref::<&str>()
         .map(|message| (*message).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned());
-    Error::Panic { rank, message }
+        .unwrap_or_else(|| "no message".to_owned())
 }
 
 fn first_failure<R>(

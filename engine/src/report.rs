@@ -143,6 +143,9 @@ fn samples(folder: &RunFolder) -> Result<Vec<(String, String)>, Error> {
     let mut samples = Vec::new();
     for entry in fs::read_dir(&folder).map_err(Error::io("reading", &folder))? {
         let path = entry.map_err(Error::io("reading", &folder))?.path();
+        if !path.is_file() || path.extension().is_none_or(|extension| extension != "txt") {
+            continue;
+        }
         let text = fs::read_to_string(&path).map_err(Error::io("reading", &path))?;
         let heading = path.file_stem().map(|stem| stem.to_string_lossy().replace('-', " "));
         samples.push((heading.unwrap_or_default(), text));

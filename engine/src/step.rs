@@ -2,63 +2,66 @@
 
 use pyroclast_kernels::interop;
 use pyroclast_precision::{Verdict, seed};
-use pyroclast_strategies::{DataParallel, MicroBatch, ProcessGroup};
+use pyroclast_strategies::{Counts, DataParallel, MicroBatch, ProcessGroup};
 
 use crate::data::MicroBatches;
 use crate::error::{BoxError, Error};
 use crate::task::{RankContext, StepOutput, TrainModule};
 
-/// What a step needs beside the model and the data.
+/// What a step needs beside the model.
 #[derive(Debug)]
-pub(crate) struct StepSettings {
-    /// The step's number, from 1.
-    pub(crate) step: u64,
+pub(crate) struct Step<'a, T: TrainModule> {
+    pub(crate) task: &'a T,
+    pub(crate) context: &'a RankContext,
+    pub(crate) batches: &'a MicroBatches<T::Batch>,
+    pub(crate) group: &'a ProcessGroup,
     pub(crate) micro_batches: usize,
+    /// Largest gradient norm.
     pub(crate) clip: Option<f64>,
     pub(crate) lr: f64,
 }
 
-/// What a step reports.
+/// What a step found, the same on every rank.
 #[derive(Debug)]
 pub(crate) struct StepReport {
     pub(crate) totals: Totals,
-    pub(crate) grad_norm: f64,
+    pub(crate) verdict: Verdict,
 }
 
-/// Takes one step: forward and backward of each micro-batch, reduction, verdict, update.
+/// Takes one step: forward and backward of each micro-batch, reduction, verdict, update. Gradients
+/// that are not finite update nothing; the report says so.
 pub(crate) fn optimizer_step<T: TrainModule>(
-    (task, context): (&T, &RankContext),
-    (model, batches): (T::Model, &MicroBatches<T::Batch>),
-    (strategy, group): (&mut DataParallel, &ProcessGroup),
-    settings: &StepSettings,
+    step: &Step<'_, T>,
+    model: T::Model,
+    strategy: &mut DataParallel,
 ) -> Result<(T::Model, StepReport), Error> {
     let mut totals = Totals::default();
     strategy.begin_step();
-    for micro_batch in 1..=settings.micro_batches {
-        let is_last = micro_batch == settings.micro_batches;
-        let data = batches.next().map_err(user(context, "the data module"))?;
-        strategy.begin_micro_batch(if is_last {
-            MicroBatch::Last
-        } else {
-            MicroBatch::Intermediate
-        });
-        let output = task
-            .training_step(&model, data.batch, context)
-            .map_err(user(context, "training_step"))?;
+    for micro_batch in 1..=step.micro_batches {
+        let data = step.batches.next().map_err(user(step.context, "the data module"))?;
+        let position = match micro_batch == step.micro_batches {
+            true => MicroBatch::Last,
+            false => MicroBatch::Intermediate,
+        };
+        strategy
+            .begin_micro_batch(position, if data.weight > 0.0 { Counts::Yes } else { Counts::No });
+        let output = step
+            .task
+            .training_step(&model, data.batch, step.context)
+            .map_err(user(step.context, "training_step"))?;
         let gradients = seed(output.loss.clone(), data.weight).backward();
         strategy.collect(&model, gradients)?;
-        totals.add(output, data.weight)?;
+        totals.add(output, data.weight, step.context)?;
     }
-    // One factor carries the true average over micro-batches and ranks, and the clipping.
     let sum_of_squares = strategy.reduce()?;
-    let totals = totals.all_reduce(group)?;
+    let totals = totals.all_reduce(step.group, step.context)?;
     let verdict = Verdict::new(sum_of_squares, totals.weight);
-    if !verdict.is_finite() {
-        let (step, norm) = (settings.step, verdict.norm());
-        return Err(Error::NotFinite { step, loss: totals.loss(), norm });
-    }
-    let model = strategy.step(model, verdict.scale(settings.clip), settings.lr);
-    Ok((model, StepReport { totals, grad_norm: verdict.norm() }))
+    // One factor carries the true average over micro-batches and ranks, and the clipping.
+    let model = match verdict.is_finite() {
+        true => strategy.step(model, verdict.scale(step.clip), step.lr),
+        false => model,
+    };
+    Ok((model, StepReport { totals, verdict }))
 }
 
 /// Weighted sums over micro-batches, and then over ranks.
@@ -66,47 +69,69 @@ pub(crate) fn optimizer_step<T: TrainModule>(
 pub(crate) struct Totals {
     pub(crate) weight: f64,
     weighted_loss: f64,
-    /// By name.
-    weighted_metrics: Vec<(String, f64)>,
+    /// By name, in the order of names. None before the first micro-batch.
+    weighted_metrics: Option<Vec<(String, f64)>>,
 }
 
 impl Totals {
     /// Adds a micro-batch. Reads its loss, and so waits for the device.
-    pub(crate) fn add(&mut self, output: StepOutput, weight: f64) -> Result<(), Error> {
-        let mut loss = f64::NAN;
-        let tensor = output.loss.without_autodiff().reshape([-1]);
-        interop::read_all(vec![tensor], |_, values| {
-            loss = values.iter().copied().map(f64::from).sum()
-        })
-        .map_err(|source| {
-            let what = "the loss".to_owned();
-            Error::Strategy(pyroclast_strategies::Error::Read { what, source })
-        })?;
-        self.weight += weight;
-        // A batch that only keeps a rank in step counts nothing, whatever it computes.
-        if weight > 0.0 {
-            self.weighted_loss += weight * loss;
+    pub(crate) fn add(
+        &mut self,
+        output: StepOutput,
+        weight: f64,
+        context: &RankContext,
+    ) -> Result<(), Error> {
+        let wrong = |problem: String| user(context, "what the step returned")(problem.into());
+        let StepOutput { loss, mut metrics } = output;
+        if loss.dims() != [1] {
+            let dims = loss.dims();
+            return Err(wrong(format!("a loss has 1 element, but this one has shape {dims:?}")));
         }
-        for (name, value) in output.metrics {
-            let value = if weight > 0.0 { weight * value } else { 0.0 };
-            match self.weighted_metrics.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += value,
-                None => self.weighted_metrics.push((name, value)),
-            }
+        metrics.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let mut value = f64::NAN;
+        interop::read_all(vec![loss.without_autodiff()], |_, read| value = f64::from(read[0]))
+            .map_err(|source| {
+                let what = "the loss".to_owned();
+                Error::Strategy(pyroclast_strategies::Error::Read { what, source })
+            })?;
+        // A batch that only keeps a rank in step counts nothing, whatever it computes.
+        let weighted = |value: f64| if weight > 0.0 { weight * value } else { 0.0 };
+        self.weight += weight;
+        self.weighted_loss += weighted(value);
+        let sums = self
+            .weighted_metrics
+            .get_or_insert_with(|| metrics.iter().map(|(name, _)| (name.clone(), 0.0)).collect());
+        if !sums.iter().map(|(name, _)| name).eq(metrics.iter().map(|(name, _)| name)) {
+            return Err(wrong("every micro-batch must return the same named metrics".to_owned()));
+        }
+        for ((_, sum), (_, value)) in sums.iter_mut().zip(metrics) {
+            *sum += weighted(value);
         }
         Ok(())
     }
 
     /// Sums over ranks.
-    pub(crate) fn all_reduce(mut self, group: &ProcessGroup) -> Result<Self, Error> {
-        self.weighted_metrics.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let metrics = self.weighted_metrics.iter().map(|(_, value)| *value);
-        let local = [self.weight, self.weighted_loss].into_iter().chain(metrics).collect();
-        let global = group.all_reduce::<f64>(local).wait()?;
+    pub(crate) fn all_reduce(
+        mut self,
+        group: &ProcessGroup,
+        context: &RankContext,
+    ) -> Result<Self, Error> {
+        let mut metrics = self.weighted_metrics.take().unwrap_or_default();
+        let names = fingerprint(&metrics);
+        let global = group.all_reduce(vec![self.weight, self.weighted_loss, names]).wait()?;
         (self.weight, self.weighted_loss) = (global[0], global[1]);
-        for ((_, value), global) in self.weighted_metrics.iter_mut().zip(&global[2..]) {
-            *value = *global;
+        if global[2] != names * group.world() as f64 {
+            let problem = "every rank must return the same named metrics";
+            return Err(user(context, "what the step returned")(problem.into()));
         }
+        if !metrics.is_empty() {
+            let values = metrics.iter().map(|(_, value)| *value).collect();
+            let global = group.all_reduce::<f64>(values).wait()?;
+            for ((_, value), global) in metrics.iter_mut().zip(global) {
+                *value = global;
+            }
+        }
+        self.weighted_metrics = Some(metrics);
         Ok(self)
     }
 
@@ -117,8 +142,17 @@ impl Totals {
 
     /// Means of the named metrics.
     pub(crate) fn metrics(&self) -> impl Iterator<Item = (String, f64)> {
-        self.weighted_metrics.iter().map(|(name, sum)| (name.clone(), sum / self.weight))
+        let metrics = self.weighted_metrics.iter().flatten();
+        metrics.map(|(name, sum)| (name.clone(), sum / self.weight))
     }
+}
+
+/// A number that differs for different names (FNV-1a), small enough that sums over ranks are exact.
+fn fingerprint(metrics: &[(String, f64)]) -> f64 {
+    let names = metrics.iter().flat_map(|(name, _)| name.bytes().chain([0]));
+    let hash = names
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    f64::from(hash)
 }
 
 /// Says where user code failed.

@@ -57,6 +57,7 @@ pub trait TrainModule: Send + Sync {
 
 /// Where a step runs.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RankContext {
     /// This rank.
     pub rank: usize,
@@ -68,6 +69,7 @@ pub struct RankContext {
 
 /// What a step returns.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct StepOutput {
     /// Mean loss, one element.
     pub loss: Tensor<1>,
@@ -82,7 +84,8 @@ impl StepOutput {
         Self { loss, metrics: Vec::new() }
     }
 
-    /// Adds a named number. Every micro-batch of every rank must add the same names.
+    /// Adds a named number. Every micro-batch of every rank must add the same names. In
+    /// `metrics.jsonl` a name of the engine's own, such as `loss`, gets `task_` before it.
     #[must_use]
     pub fn with_metric(mut self, name: impl Into<String>, value: f64) -> Self {
         self.metrics.push((name.into(), value));

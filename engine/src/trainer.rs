@@ -1,9 +1,11 @@
 //! `Trainer`: from a task and its data to a trained model.
 
+mod initialise;
+mod progress;
 mod rank;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pyroclast_strategies::GroupOptions;
@@ -18,7 +20,8 @@ use crate::plan::Plan;
 use crate::ranks;
 use crate::task::TrainModule;
 
-/// Environment variable: seconds that a rank waits for another within one collective.
+/// Environment variable: seconds that a rank waits for another within one collective; also how long
+/// the others wait for rank 0 to prepare data or to save.
 const TIMEOUT: &str = "PYROCLAST_TIMEOUT";
 
 /// Trains models. Made from a [`TrainerConfig`], which it checks.
@@ -31,6 +34,7 @@ pub struct Trainer {
 
 /// A trained model, and how the run went.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Fitted<M> {
     /// Rank 0's model, which all ranks hold.
     pub model: M,
@@ -114,10 +118,12 @@ impl Trainer {
         let mut callbacks = Some(&mut self.callbacks);
         // Callbacks run on rank 0 only; the other ranks get none.
         let state = |rank| (data.clone(), callbacks.take_if(|_| rank == 0));
-        let fitted = ranks::run(plan.world, &options, state, |group, (data, callbacks)| {
+        let outcome = ranks::run(plan.world, &options, state, |group, (data, callbacks)| {
             rank::fit(&shared, group, data, callbacks.map_or(&mut [], Vec::as_mut_slice))
-        })?;
-        fitted.into_iter().next().ok_or_else(|| Error::setting("devices", "there is no rank"))
+        });
+        // The flag has done its work; another run with this trainer starts afresh.
+        self.stop.store(false, Ordering::Relaxed);
+        outcome?.into_iter().next().ok_or_else(|| Error::setting("devices", "there is no rank"))
     }
 }
 

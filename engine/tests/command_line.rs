@@ -40,6 +40,7 @@ fn wrong_input_is_one_line_and_exit_code_2() {
     fs::write(here.join("empty.txt"), "").expect("a text");
     fs::write(here.join("file"), "not a folder").expect("a file");
     fs::write(here.join("wrong.toml"), "modle = \"gpt2\"").expect("a file");
+    fs::write(here.join("nan.toml"), "lr = nan").expect("a file");
     fs::create_dir(here.join("nothing")).expect("a folder");
     let table: &[(&[&str], &str)] = &[
         (&["--data", "missing.txt"], "missing.txt"),
@@ -69,6 +70,20 @@ fn wrong_input_is_one_line_and_exit_code_2() {
         (&["--init-from=short.txt"], "short.txt"),
         (&["--save-weights=missing/w.safetensors"], "its folder does not exist"),
         (&["--resume=missing"], "no such folder"),
+        (&["--resume=auto"], "`out`, which is not set"),
+        (&["--resume=nothing"], "checkpoint.json"),
+        (&["--out="], "out"),
+        (&["--config=nan.toml"], "lr: NaN is out of range"),
+        (&["--batch-size=18446744073709551615"], "batch_size: 18446744073709551615"),
+        (&["--devices=3000"], "the limit is 256"),
+        (&["--width=1000000000"], "width: 1000000000"),
+        (&["--layers=0"], "layers: 0"),
+        (&["--context=18446744073709551615"], "context"),
+        (&["--accumulate-grad-batches=99999999999"], "accumulate_grad_batches"),
+        (&["--lr", "-1"], "lr: -1 is out of range"),
+        (&["--limit-val-batches=0"], "limit_val_batches"),
+        (&["--fast-dev-run", "--save-weights=w"], "fast_dev_run writes nothing"),
+        (&["--save-weights=nothing"], "is a folder"),
     ];
     for (args, expected) in table {
         let output = train(here, args);
@@ -219,4 +234,22 @@ fn an_interrupt_ends_the_run_after_a_checkpoint() {
     assert!(run.wait().expect("an end").success());
     let checkpoints = fs::read_dir(folder.path().join("run/checkpoints")).expect("checkpoints");
     assert_eq!(checkpoints.count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn names_that_are_not_text_are_refused_and_drop_no_other_flag() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    for flag in [&b"--out=n\xff"[..], b"--data=n\xff", b"--save-weights=n\xff"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_pyroclast"))
+            .arg("train")
+            .args(TINY)
+            .arg(OsStr::from_bytes(flag))
+            .current_dir(folder.path())
+            .output()
+            .expect("the command should start");
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    }
 }

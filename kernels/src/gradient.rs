@@ -5,8 +5,9 @@ use rayon::prelude::*;
 use crate::parallel::{BLOCK, vectorized};
 
 /// Elements summed into one partial of [`sum_of_squares`]. The grid of blocks starts at the
-/// beginning of the slice, so equal slices give equal bits wherever they are summed.
-pub const NORM_BLOCK: usize = 4096;
+/// beginning of the slice, so equal slices give equal bits wherever they are summed; and it is as
+/// fine as a flat buffer is aligned, so that no block spans two ranks' shards.
+pub const NORM_BLOCK: usize = 128;
 
 /// Independent partial sums inside a block, enough to fill the widest vector unit twice.
 const LANES: usize = 16;
@@ -39,33 +40,28 @@ pub fn accumulate(target: &mut [f32], source: &[f32]) {
 /// the number of threads.
 #[must_use]
 pub fn sum_of_squares(values: &[f32]) -> f64 {
-    let partials: Vec<f64> = values
-        .par_chunks(NORM_BLOCK)
-        .with_min_len(BLOCK / NORM_BLOCK)
-        .map(block_sum_of_squares)
-        .collect();
+    let partials: Vec<f64> = values.par_chunks(BLOCK).flat_map_iter(partial_sums).collect();
     partials.iter().sum()
 }
 
-fn block_sum_of_squares(block: &[f32]) -> f64 {
+/// The sums of squares of the [`NORM_BLOCK`]s of a slice.
+fn partial_sums(values: &[f32]) -> Vec<f64> {
     vectorized(
         #[inline(always)]
-        || {
-            let mut lanes = [0.0f64; LANES];
-            let mut chunks = block.chunks_exact(LANES);
-            for chunk in &mut chunks {
-                for (lane, value) in lanes.iter_mut().zip(chunk) {
-                    let value = f64::from(*value);
-                    *lane += value * value;
-                }
-            }
-            for (lane, value) in lanes.iter_mut().zip(chunks.remainder()) {
-                let value = f64::from(*value);
-                *lane += value * value;
-            }
-            lanes.iter().sum()
-        },
+        || values.chunks(NORM_BLOCK).map(block_sum_of_squares).collect(),
     )
+}
+
+#[inline(always)]
+fn block_sum_of_squares(block: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    for chunk in block.chunks(LANES) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            let value = f64::from(*value);
+            *lane += value * value;
+        }
+    }
+    lanes.iter().sum()
 }
 
 #[cfg(test)]

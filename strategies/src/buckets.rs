@@ -26,6 +26,16 @@ pub enum MicroBatch {
     Last,
 }
 
+/// Whether a micro-batch's gradients count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// They do.
+    Yes,
+    /// The batch only keeps this rank in step with the others: whatever its gradients are, NaN
+    /// included, they count as zero.
+    No,
+}
+
 /// All of a step's gradients.
 #[derive(Debug)]
 pub(crate) struct GradientBuckets {
@@ -38,6 +48,7 @@ pub(crate) struct GradientBuckets {
 struct State {
     buckets: Vec<Bucket>,
     micro_batch: MicroBatch,
+    counts: Counts,
     /// Buckets not yet launched are those below this index.
     unlaunched: usize,
     /// What went wrong inside a backward pass, which cannot return it.
@@ -86,6 +97,7 @@ impl GradientBuckets {
             unlaunched: buckets.len(),
             buckets,
             micro_batch: MicroBatch::Last,
+            counts: Counts::Yes,
             error: None,
         };
         Self { layout, group, state: Mutex::new(state) }
@@ -105,9 +117,9 @@ impl GradientBuckets {
     }
 
     /// Starts a micro-batch.
-    pub(crate) fn begin_micro_batch(&self, micro_batch: MicroBatch) {
+    pub(crate) fn begin_micro_batch(&self, micro_batch: MicroBatch, counts: Counts) {
         let state = &mut *self.lock();
-        state.micro_batch = micro_batch;
+        (state.micro_batch, state.counts) = (micro_batch, counts);
         for bucket in &mut state.buckets {
             (bucket.open, bucket.is_final) = (0, false);
         }
@@ -180,19 +192,27 @@ impl GradientBuckets {
             .into_iter()
             .filter_map(|(id, grad)| Some((self.layout.locate(id)?, grad)))
             .unzip();
+        let mut late = None;
         let read = interop::read_all(tensors, |position, values| {
             let (unit, param) = places[position];
-            let range = self.layout.slot(places[position]).range.clone();
+            let slot = self.layout.slot(places[position]);
             let bucket = &mut state.buckets[unit];
-            let Storage::Here(sums) = &mut bucket.storage else { return };
-            if std::mem::replace(&mut bucket.seen[param], true) {
-                gradient::accumulate(&mut sums[range], values);
-            } else {
-                sums[range].copy_from_slice(values);
+            let Storage::Here(sums) = &mut bucket.storage else {
+                late = Some(Error::LateGradient { path: slot.info.path.clone() });
+                return;
+            };
+            let sums = &mut sums[slot.range.clone()];
+            let seen = std::mem::replace(&mut bucket.seen[param], true);
+            match (state.counts, seen) {
+                (Counts::Yes, true) => gradient::accumulate(sums, values),
+                (Counts::Yes, false) => sums.copy_from_slice(values),
+                (Counts::No, true) => {}
+                (Counts::No, false) => sums.fill(0.0),
             }
         });
-        if let Err(source) = read {
-            state.error.get_or_insert(Error::Read { what: "gradients".to_owned(), source });
+        let read = read.map_err(|source| Error::Read { what: "gradients".to_owned(), source });
+        if let Some(error) = read.err().or(late) {
+            state.error.get_or_insert(error);
         }
     }
 

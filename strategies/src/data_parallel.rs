@@ -9,11 +9,11 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Gradients, Tensor};
 use pyroclast_kernels::{gradient, interop};
 
-use crate::buckets::{GradientBuckets, MicroBatch};
+use crate::buckets::{Counts, GradientBuckets, MicroBatch};
 use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::layout::{Layout, ParamInfo, shape_of};
-use crate::optimizer::{FlatOptimizer, Optimizer, ParamGroup};
+use crate::optimizer::{FlatOptimizer, Gradients1d, Optimizer, ParamGroup};
 use crate::parameters;
 use crate::unit::Installed;
 
@@ -24,6 +24,7 @@ use crate::unit::Installed;
 /// [`collect`](Self::collect); then [`reduce`](Self::reduce) and [`step`](Self::step).
 #[derive(Debug)]
 pub struct DataParallel {
+    group: Arc<ProcessGroup>,
     layout: Arc<Layout>,
     buckets: Arc<GradientBuckets>,
     optimizer: FlatOptimizer,
@@ -45,8 +46,16 @@ impl DataParallel {
     /// # Errors
     ///
     /// [`Error::NothingToTrain`], [`Error::LayoutMismatch`], [`Error::UnitInUse`], or what ended a
-    /// collective.
+    /// collective. The other ranks are told.
     pub fn new<M: Module>(
+        model: M,
+        group: &Arc<ProcessGroup>,
+        setup: &OptimizerSetup,
+    ) -> Result<(M, Self), Error> {
+        told(group, Self::begin(model, group, setup))
+    }
+
+    fn begin<M: Module>(
         model: M,
         group: &Arc<ProcessGroup>,
         setup: &OptimizerSetup,
@@ -60,10 +69,10 @@ impl DataParallel {
         let model = broadcast_untrained(model, &layout, group)?;
         let optimizer = FlatOptimizer::new(setup.optimizer, &setup.groups, &layout, masters);
         let buckets = Arc::new(GradientBuckets::new(Arc::clone(&layout), Arc::clone(group)));
-        for (unit, cell) in layout.cells().iter().enumerate() {
-            cell.install(Installed { buckets: Arc::clone(&buckets), unit: unit + 1 })?;
+        let this = Self { group: Arc::clone(group), layout, buckets, optimizer };
+        for (unit, cell) in this.layout.cells().iter().enumerate() {
+            cell.install(Installed { buckets: Arc::clone(&this.buckets), unit: unit + 1 })?;
         }
-        let this = Self { layout, buckets, optimizer };
         Ok((this.write_back(model), this))
     }
 
@@ -85,17 +94,17 @@ impl DataParallel {
     }
 
     /// Starts a micro-batch. During the last one, units are reduced as their gradients become final.
-    pub fn begin_micro_batch(&self, micro_batch: MicroBatch) {
-        self.buckets.begin_micro_batch(micro_batch);
+    pub fn begin_micro_batch(&self, micro_batch: MicroBatch, counts: Counts) {
+        self.buckets.begin_micro_batch(micro_batch, counts);
     }
 
     /// Takes over the gradients of a backward pass.
     ///
     /// # Errors
     ///
-    /// [`Error::Read`] if the device failed.
+    /// [`Error::LateGradient`], or [`Error::Read`] if the device failed. The other ranks are told.
     pub fn collect<M: Module>(&self, model: &M, grads: Gradients) -> Result<(), Error> {
-        self.buckets.backward_finished(model, grads)
+        told(&self.group, self.buckets.backward_finished(model, grads))
     }
 
     /// Waits until gradients are summed over all ranks, and returns the sum of their squares. Each
@@ -103,9 +112,10 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::UnusedParameters`] on several ranks, or what ended a collective.
+    /// [`Error::UnusedParameters`] on several ranks, or what ended a collective. The other ranks are
+    /// told.
     pub fn reduce(&self) -> Result<f64, Error> {
-        self.buckets.finish_step()?;
+        told(&self.group, self.buckets.finish_step())?;
         let mut sum = 0.0;
         self.buckets.for_each(|_, gradients, _| sum += gradient::sum_of_squares(gradients));
         Ok(sum)
@@ -114,13 +124,25 @@ impl DataParallel {
     /// One optimizer step with the reduced gradients times `scale`; returns the updated model.
     #[must_use]
     pub fn step<M: Module>(&mut self, model: M, scale: f32, lr: f64) -> M {
-        let Self { optimizer, layout, buckets } = self;
-        optimizer.begin_step();
+        let Self { optimizer, layout, buckets, .. } = self;
+        let update = optimizer.begin_step(scale, lr);
         buckets.for_each(|unit, gradients, seen| {
-            let place = (unit, &layout.units[unit]);
-            optimizer.step_unit(place, (gradients, seen), (scale, lr));
+            optimizer.step_unit(update, unit, &layout.units[unit], Gradients1d { gradients, seen });
         });
         self.write_back(model)
+    }
+
+    /// Gives every rank rank 0's frozen parameters and buffers. Running statistics differ between
+    /// ranks, which see different data, until this is called.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`], or what ended a collective.
+    pub fn synchronize_buffers<M: Module>(&self, model: M) -> Result<M, Error> {
+        if self.group.world() == 1 {
+            return Ok(model);
+        }
+        broadcast_untrained(model, &self.layout, &self.group)
     }
 
     /// The optimizer's state: for each of its [names](Optimizer::state_names) and each trainable
@@ -178,6 +200,11 @@ impl Drop for DataParallel {
     }
 }
 
+/// Tells the other ranks of a failure, so that none waits for this one.
+fn told<T>(group: &ProcessGroup, outcome: Result<T, Error>) -> Result<T, Error> {
+    outcome.inspect_err(|error| group.abort_signal().raise(group.rank(), error))
+}
+
 /// All ranks learn whether all have rank 0's layout, so that none is left waiting.
 fn check_same_layout(layout: &Layout, group: &ProcessGroup) -> Result<(), Error> {
     let mine = layout.fingerprint().into_bytes();
@@ -187,12 +214,14 @@ fn check_same_layout(layout: &Layout, group: &ProcessGroup) -> Result<(), Error>
     theirs.resize(length[0] as usize, 0);
     let differs = group.broadcast(theirs, 0).wait()? != mine;
     let differing = group.all_reduce(vec![f64::from(u8::from(differs))]).wait()?;
-    match (differs, differing[0] > 0.0) {
-        (true, _) => Err(Error::LayoutMismatch { rank: group.rank() }),
-        // The rank that differs reports itself; wait for its error instead of adding another.
-        (false, true) => group.barrier(),
-        (false, false) => Ok(()),
+    if differs {
+        return Err(Error::LayoutMismatch { rank: group.rank() });
     }
+    if differing[0] > 0.0 {
+        // The rank that differs raises its own error, which ends this barrier.
+        group.barrier()?;
+    }
+    Ok(())
 }
 
 /// The model's trainable numbers, one flat buffer per unit.
@@ -232,3 +261,6 @@ impl ModuleMapper for WriteBack<'_> {
         param.map(|tensor| interop::tensor(values, shape_of(slot), &tensor.device()).require_grad())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,8 +97,21 @@ pub enum Error {
         /// Paths of the parameters.
         paths: Vec<String>,
     },
+    /// A gradient of a unit's parameter did not come through the unit.
+    #[error(
+        "`{path}` belongs to a unit, but part of its gradient came from outside the unit, after the \
+         unit's gradients had been reduced; reach a unit's parameters only inside `Unit::forward`, or \
+         leave `{path}` out of the unit"
+    )]
+    LateGradient {
+        /// Path of the parameter.
+        path: String,
+    },
     /// A model has nothing to train.
-    #[error("the model has no trainable float parameter")]
+    #[error(
+        "the model has no trainable float parameter; build it on a device with autodiff \
+         (`context.device` in `configure_model`) and do not freeze all of it"
+    )]
     NothingToTrain,
     /// A unit already belongs to another training run.
     #[error(

@@ -53,6 +53,9 @@ pub struct ProcessGroup {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Ten years: as good as none, and far from the end of the clock.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
 #[derive(Debug)]
@@ -225,7 +228,7 @@ impl Worker {
             return Err(Error::Aborted { rank: failure.rank, reason: failure.reason });
         }
         let mut run = Run {
-            deadline: Instant::now() + self.options.timeout,
+            deadline: Instant::now() + self.options.timeout.min(LONGEST_TIMEOUT),
             transport: &mut self.transport,
             description,
             segment: (self.options.segment_bytes / size_of::<T>()).max(1),

@@ -22,10 +22,12 @@ pub mod layout;
 pub mod optimizer;
 pub mod parameters;
 pub mod shard;
+#[cfg(test)]
+mod testing;
 pub mod transport;
 mod unit;
 
-pub use buckets::MicroBatch;
+pub use buckets::{Counts, MicroBatch};
 pub use data_parallel::{DataParallel, OptimizerSetup};
 pub use error::{Description, Error};
 pub use group::{GroupOptions, Pending, ProcessGroup, Traffic};

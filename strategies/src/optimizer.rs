@@ -51,7 +51,9 @@ impl Optimizer {
         }
     }
 
-    fn weight_decay(&self) -> f64 {
+    /// Weight decay of parameters whose group does not set its own.
+    #[must_use]
+    pub fn weight_decay(&self) -> f64 {
         match *self {
             Self::AdamW { weight_decay, .. } | Self::Sgd { weight_decay, .. } => weight_decay,
         }
@@ -115,6 +117,21 @@ struct Settings {
     lr_factor: f64,
 }
 
+/// What one step applies to all parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Update {
+    scale: f32,
+    lr: f64,
+    step: u64,
+}
+
+/// A unit's reduced gradients, and which of its parameters received one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gradients1d<'a> {
+    pub(crate) gradients: &'a [f32],
+    pub(crate) seen: &'a [bool],
+}
+
 /// Master weights and optimizer state of all units.
 #[derive(Debug)]
 pub(crate) struct FlatOptimizer {
@@ -162,28 +179,32 @@ impl FlatOptimizer {
         self.steps
     }
 
-    /// Begins the next step. Every unit is then stepped once.
-    pub(crate) fn begin_step(&mut self) {
+    /// Begins the next step. Every unit is then stepped once. There is one step count for all
+    /// parameters; torch counts for each parameter the steps in which it had a gradient.
+    pub(crate) fn begin_step(&mut self, scale: f32, lr: f64) -> Update {
         self.steps += 1;
+        Update { scale, lr, step: self.steps }
     }
 
     /// Steps the parameters of a unit that received a gradient.
     pub(crate) fn step_unit(
         &mut self,
-        (unit, layout): (usize, &UnitLayout),
-        (gradients, seen): (&[f32], &[bool]),
-        (scale, lr): (f32, f64),
+        update: Update,
+        unit: usize,
+        layout: &UnitLayout,
+        Gradients1d { gradients, seen }: Gradients1d<'_>,
     ) {
-        let (optimizer, steps) = (self.optimizer, self.steps);
+        let Update { scale, step, .. } = update;
+        let optimizer = self.optimizer;
         let state = &mut self.units[unit];
         for (range, settings) in segments(layout, &state.settings, seen) {
             let weights = &mut state.master[range.clone()];
             let gradient = &gradients[range.clone()];
-            let lr = lr * settings.lr_factor;
+            let lr = update.lr * settings.lr_factor;
             let weight_decay = settings.weight_decay;
             match (optimizer, state.state.as_mut_slice()) {
                 (Optimizer::AdamW { beta1, beta2, eps, .. }, [exp_avg, exp_avg_sq]) => {
-                    let step = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, step: steps };
+                    let step = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, step };
                     let state = kernels::AdamWState {
                         exp_avg: &mut exp_avg[range.clone()],
                         exp_avg_sq: &mut exp_avg_sq[range],

@@ -18,7 +18,7 @@ pub struct NamedValues {
 }
 
 /// Reads all float parameters and buffers of `model`, each once, in one round trip to the device.
-/// Initialises lazy parameters.
+/// Initialises lazy parameters, and brings running statistics up to date.
 ///
 /// # Errors
 ///
@@ -32,7 +32,8 @@ pub(crate) fn read_where<M: Module>(
     wanted: impl Fn(ParamId) -> bool,
 ) -> Result<Vec<NamedValues>, Error> {
     let mut collect = Collect { wanted, path: vec![], named: vec![], tensors: vec![] };
-    model.visit(&mut collect);
+    // A running statistic takes up its last update only when the model is put into validation.
+    model.valid().visit(&mut collect);
     let Collect { mut named, tensors, .. } = collect;
     interop::read_all(tensors, |position, values| named[position].values = values.to_vec())
         .map_err(|source| Error::Read { what: "parameters".to_owned(), source })?;

@@ -98,8 +98,12 @@ impl<M: Module> Unit<M> {
 
     /// Runs `f` on the block and `x`.
     ///
-    /// `f` must reach the parameters of the block only through its first argument, and tensors that
-    /// require gradients only through its second. Others (masks, say) it may capture.
+    /// `f` must reach the parameters of the block only through its first argument: a gradient that
+    /// reaches them from elsewhere is refused ([`Error::LateGradient`]) when it comes too late.
+    ///
+    /// `f` must reach tensors that require gradients only through its second argument. Others
+    /// (masks, say) it may capture. A captured tensor that requires a gradient would join the unit's
+    /// graph to the caller's, and the backward pass would wait for itself: detach it first.
     pub fn forward<const I: usize, const O: usize>(
         &self,
         x: Tensor<I>,

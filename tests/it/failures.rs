@@ -2,6 +2,7 @@ use pyroclast::gpt::text::Windows;
 use pyroclast::gpt::{Gpt, GptTask, TextData};
 use pyroclast::{BoxError, Error, RankContext, StepOutput, TrainModule, Trainer, TrainerConfig};
 use pyroclast_tests::{TINY, golden_text};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How a rank fails.
@@ -48,7 +49,16 @@ impl TrainModule for Failing {
 }
 
 fn run(world: usize, rank: usize, step: usize, failure: Failure) -> Error {
-    let config = TrainerConfig { devices: world, max_steps: Some(5), ..TrainerConfig::default() };
+    run_into(None, world, rank, step, failure)
+}
+
+fn run_into(out: Option<&Path>, world: usize, rank: usize, step: usize, failure: Failure) -> Error {
+    let config = TrainerConfig {
+        devices: world,
+        max_steps: Some(5),
+        out: out.map(Path::to_owned),
+        ..TrainerConfig::default()
+    };
     let gpt = GptTask::new(TINY);
     let task = Failing { gpt, rank, step, failure, taken: AtomicUsize::new(0) };
     let data = TextData::new(&golden_text(), TINY.context, 0.1).expect("enough text");
@@ -76,6 +86,15 @@ fn a_panic_ends_the_run_like_an_error() {
         let error = run(3, rank, 2, Failure::Panic).to_string();
         assert_eq!(error, format!("rank {rank} panicked: out of cheese"));
     }
+}
+
+#[test]
+fn a_run_whose_gradients_are_no_numbers_keeps_its_last_good_state() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let error = run_into(Some(&out), 2, 1, 3, Failure::NotANumber);
+    assert!(matches!(error, Error::NotFinite { step: 3, .. }), "{error}");
+    assert!(out.join("checkpoints/step-00000002/checkpoint.json").is_file());
 }
 
 #[test]

@@ -44,7 +44,9 @@ fn losses(accelerator: &str, devices: usize, optimizer: &str) -> Vec<f64> {
     let rows = Recorder::default();
     let trainer = Trainer::new(config).expect("a configuration");
     { trainer.with_callback(rows.clone()) }.fit(&task, &data).expect("a run");
-    rows.rows().iter().map(|row| row.loss.expect("a loss")).collect()
+    let rows = rows.rows();
+    assert_eq!(rows.len(), 5, "four steps and a validation");
+    rows.iter().map(|row| row.loss.expect("a loss")).collect()
 }
 
 #[test]

@@ -121,7 +121,12 @@ fn a_line_is_learned_on_any_number_of_ranks() {
         // The validation data ends in the middle of a batch, and before some ranks.
         let validation = fitted.last_validation.expect("a validation");
         let expected = (0..7).map(|i| f64::from(i as f32 / 7.0)).sum::<f64>() / 7.0;
-        assert_close(validation.named["mean_x"], expected, 1e-9, "a mean over held-out data");
+        assert_close(
+            validation.named["mean_x"].expect("a mean"),
+            expected,
+            1e-9,
+            "a mean over held-out data",
+        );
         assert_eq!(rows.rows().last().map(|row| row.tokens), Some(40 * 23));
     }
 }
@@ -156,7 +161,12 @@ fn the_users_order_is_taken_and_a_sharded_sampler_refused() {
         { trainer.with_callback(rows.clone()) }.fit(&Regression, &points).map(|_| rows.rows())
     };
     let rows = fit(Sampling::Custom(Arc::new(Backwards))).expect("a run");
-    assert_close(rows[0].named["mean_x"], 14.5 / 20.0, 1e-6, "the last ten samples");
+    assert_close(
+        rows[0].named["mean_x"].expect("a mean"),
+        14.5 / 20.0,
+        1e-6,
+        "the last ten samples",
+    );
     let error = fit(Sampling::Custom(Arc::new(Sharded))).expect_err("a sharded sampler");
     assert!(matches!(error, Error::Data(_)), "{error}");
     assert!(error.to_string().contains("already sharded over 2 replicas"), "{error}");

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use pyroclast::gpt::{GptTask, TextData};
+use pyroclast::gpt::{GptConfig, GptTask, TextData};
 use pyroclast::strategies::parameters;
 use pyroclast::{Action, Callback, Error, Metrics, StopReason, Trainer, TrainerConfig};
 use pyroclast_tests::{TINY, golden_text};
@@ -109,8 +109,66 @@ fn a_checkpoint_of_another_model_is_refused() {
         Trainer::new(config).expect("a configuration").fit(&GptTask::new(model), &data(2))
     };
     fit(config(&out, 1), TINY).expect("the first run");
-    let wider = pyroclast::gpt::GptConfig { width: 64, ..TINY };
-    let resumed = TrainerConfig { resume: Some("auto".to_owned()), ..config(&out, 2) };
-    let error = fit(resumed, wider).expect_err("another model").to_string();
-    assert!(error.contains("it is of another model"), "{error}");
+    for other in [GptConfig { width: 64, ..TINY }, GptConfig { layers: 1, ..TINY }] {
+        let resumed = TrainerConfig { resume: Some("auto".to_owned()), ..config(&out, 2) };
+        let error = fit(resumed, other).expect_err("another model");
+        let said = error.to_string();
+        assert!(error.is_misuse() && said.contains("the checkpoint is of another model"), "{said}");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_training_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let fit = |config, data: &TextData| {
+        Trainer::new(config).expect("a configuration").fit(&GptTask::new(TINY), data)
+    };
+    fit(config(&out, 1), &data(2)).expect("the first run");
+    let resumed = || TrainerConfig { resume: Some("auto".to_owned()), ..config(&out, 2) };
+    let other_text = TextData::new(&golden_text()[..20_000], TINY.context, 0.1).expect("a text");
+    let table = [
+        (fit(TrainerConfig { seed: 3, ..resumed() }, &data(2)), "seed"),
+        (fit(TrainerConfig { optimizer: "sgd".to_owned(), ..resumed() }, &data(2)), "optimizer"),
+        (fit(resumed(), &other_text), "data"),
+    ];
+    for (outcome, setting) in table {
+        let error = outcome.expect_err(setting);
+        assert!(error.is_misuse() && error.to_string().starts_with(setting), "{error}");
+    }
+    assert!(fit(resumed(), &data(2)).is_ok(), "the refusals left the run as it was");
+}
+
+#[test]
+fn two_histories_do_not_meet_in_one_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    let fit =
+        |config| Trainer::new(config).expect("a configuration").fit(&GptTask::new(TINY), &data(2));
+    let from = |path: &Path| Some(path.to_string_lossy().into_owned());
+    fit(config(&a, 2)).expect("run a");
+    fit(config(&b, 3)).expect("run b");
+    let resume = from(&a.join("checkpoints/step-00000002"));
+    let error = fit(TrainerConfig { resume: resume.clone(), ..config(&b, 5) }).expect_err("b is b");
+    assert!(error.to_string().contains("newest checkpoint is not"), "{error}");
+    assert_eq!(losses(&b).len(), 4, "run b is as it was");
+    fit(TrainerConfig { resume: from(&a), ..config(&a, 4) })
+        .expect("a run's folder means its newest");
+    let error = fit(TrainerConfig { resume, ..config(&a, 5) }).expect_err("an older step");
+    assert!(error.to_string().contains("newest checkpoint is not"), "{error}");
+    let nothing_left = fit(TrainerConfig { resume: from(&a), ..config(&a, 4) });
+    assert_eq!(nothing_left.expect("nothing to do").steps, 4);
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_not_saved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let fit = |lr| {
+        let config = TrainerConfig { lr, val_check_interval: Some(0), ..config(&out, 1) };
+        Trainer::new(config).expect("a configuration").fit(&GptTask::new(TINY), &data(2))
+    };
+    let error = fit(1e39).expect_err("weights out of range");
+    assert!(matches!(error, Error::WeightsNotFinite { step: 1, .. }), "{error}");
+    assert_eq!(std::fs::read_dir(out.join("checkpoints")).expect("the folder").count(), 0);
 }

@@ -79,6 +79,7 @@ fn check(goldens: &Goldens, case: &Case, world: usize, accumulate: usize) {
     let (got, expected) = (read(&saved), read(&golden(file)));
     assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, expected) in &expected {
+        assert_eq!(got[name].len(), expected.len(), "{name}");
         for (got, expected) in got[name].iter().zip(expected) {
             assert_close(f64::from(*got), f64::from(*expected), 2e-5, &format!("{what}: {name}"));
         }

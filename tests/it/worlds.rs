@@ -46,7 +46,9 @@ fn worlds_of_one_to_four_lose_alike() {
             let single = run(1);
             assert_eq!(single.len(), 10, "8 steps and 2 validations");
             for world in [2, 3, 4] {
-                for (one, many) in single.iter().zip(run(world)) {
+                let many = run(world);
+                assert_eq!(many.len(), single.len());
+                for (one, many) in single.iter().zip(many) {
                     let what = format!("{optimizer}, clip {clip:?}, world {world}, {one:?}");
                     assert_eq!(
                         (one.step, one.split, one.tokens),

@@ -14,6 +14,8 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use crate::error::BoxError;
+
 /// An order of samples that the user defines.
 pub trait Sampler: Send + Sync {
     /// A permutation of `0..len`, the same on every rank.
@@ -62,19 +64,29 @@ impl Stream {
     }
 
     /// The samples at `positions`.
-    pub(crate) fn samples(&mut self, positions: Range<u64>) -> Vec<usize> {
+    ///
+    /// # Errors
+    ///
+    /// If the user's sampler does not return a permutation.
+    pub(crate) fn samples(&mut self, positions: Range<u64>) -> Result<Vec<usize>, BoxError> {
         positions.map(|position| self.sample(position)).collect()
     }
 
-    fn sample(&mut self, position: u64) -> usize {
+    fn sample(&mut self, position: u64) -> Result<usize, BoxError> {
         let (epoch, within) = (position / self.len as u64, (position % self.len as u64) as usize);
         if matches!(self.sampling, Sampling::Sequential) {
-            return within;
+            return Ok(within);
         }
         if self.order.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            self.order = Some((epoch, self.order_of(epoch)));
+            let order = self.order_of(epoch);
+            if !is_permutation(&order, self.len) {
+                let (found, len) = (order.len(), self.len);
+                let problem = format!("the sampler's order of epoch {epoch} ({found} indices)");
+                return Err(format!("{problem} is no permutation of 0..{len}").into());
+            }
+            self.order = Some((epoch, order));
         }
-        self.order.as_ref().map_or(within, |(_, order)| order[within])
+        Ok(self.order.as_ref().map_or(within, |(_, order)| order[within]))
     }
 
     fn order_of(&self, epoch: u64) -> Vec<usize> {
@@ -93,16 +105,11 @@ impl Stream {
     }
 }
 
-/// The positions of micro-batch `micro_batch` of a step, cut off at `limit`.
-pub(crate) fn positions(
-    consumed: u64,
-    micro_batch: usize,
-    (world, rank): (usize, usize),
-    batch_size: usize,
-    limit: u64,
-) -> Range<u64> {
-    let start = consumed + ((micro_batch * world + rank) * batch_size) as u64;
-    start.min(limit)..(start + batch_size as u64).min(limit)
+fn is_permutation(order: &[usize], len: usize) -> bool {
+    let mut seen = vec![false; len];
+    let fresh =
+        |&index: &usize| seen.get_mut(index).is_some_and(|seen| !std::mem::replace(seen, true));
+    order.len() == len && order.iter().all(fresh)
 }
 
 #[cfg(test)]
@@ -110,31 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_takes_the_same_samples_at_any_world() {
-        let step = |world, accumulate, batch: usize| {
-            let mut all: Vec<u64> = (0..accumulate)
-                .flat_map(|m| (0..world).map(move |r| (m, r)))
-                .flat_map(|(m, r)| positions(100, m, (world, r), batch, u64::MAX))
-                .collect();
-            all.sort_unstable();
-            all
-        };
-        let expected: Vec<u64> = (100..112).collect();
-        for (world, accumulate, batch) in [(1, 1, 12), (2, 1, 6), (3, 1, 4), (4, 1, 3), (2, 3, 2)] {
-            assert_eq!(step(world, accumulate, batch), expected);
-        }
-    }
-
-    #[test]
-    fn the_limit_cuts_batches_short_or_empty() {
-        assert_eq!(positions(8, 0, (2, 0), 4, 10), 8..10);
-        assert_eq!(positions(8, 0, (2, 1), 4, 10), 10..10);
-    }
-
-    #[test]
     fn random_orders_are_permutations_that_change_with_epoch_and_seed() {
         let epoch = |seed, epoch: u64| {
-            Stream::new(Sampling::Random, 50, seed).samples(epoch * 50..(epoch + 1) * 50)
+            Stream::new(Sampling::Random, 50, seed)
+                .samples(epoch * 50..(epoch + 1) * 50)
+                .expect("an order")
         };
         let mut sorted = epoch(7, 3);
         sorted.sort_unstable();
@@ -147,10 +134,33 @@ mod tests {
     #[test]
     fn the_stream_wraps_into_the_next_epoch() {
         let mut stream = Stream::new(Sampling::Sequential, 5, 0);
-        assert_eq!(stream.samples(3..8), [3, 4, 0, 1, 2]);
+        assert_eq!(stream.samples(3..8).expect("an order"), [3, 4, 0, 1, 2]);
         let mut random = Stream::new(Sampling::Random, 5, 0);
-        let across = random.samples(3..8);
-        assert_eq!(across[..2], random.samples(3..5));
-        assert_eq!(across[2..], random.samples(5..8));
+        let mut samples = |positions| random.samples(positions).expect("an order");
+        let across = samples(3..8);
+        assert_eq!(across[..2], samples(3..5));
+        assert_eq!(across[2..], samples(5..8));
+    }
+
+    struct Fixed(Vec<usize>);
+
+    impl Sampler for Fixed {
+        fn order(&self, _epoch: u64, _len: usize) -> Vec<usize> {
+            self.0.clone()
+        }
+    }
+
+    #[test]
+    fn an_order_that_is_no_permutation_is_refused() {
+        for (order, is_valid) in [
+            (vec![2, 0, 1], true),
+            (vec![0, 1], false),
+            (vec![0, 1, 1], false),
+            (vec![0, 1, 3], false),
+            (vec![0, 1, 2, 0], false),
+        ] {
+            let mut stream = Stream::new(Sampling::Custom(Arc::new(Fixed(order))), 3, 0);
+            assert_eq!(stream.samples(0..1).is_ok(), is_valid);
+        }
     }
 }

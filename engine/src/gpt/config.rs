@@ -46,19 +46,29 @@ impl GptConfig {
         Ok(Self { layers: *layers, heads: *heads, width: *width, context: *context })
     }
 
+    /// Number of parameters.
+    #[must_use]
+    pub fn num_params(&self) -> u64 {
+        let [layers, width, context] = [self.layers, self.width, self.context].map(|n| n as u64);
+        let block = 12 * width * width + 13 * width;
+        (2 * VOCABULARY as u64 + context + 2) * width + layers * block
+    }
+
     /// Everything that is wrong with the sizes.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let sizes = [
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("width", self.width),
-            ("context", self.context),
+            ("layers", self.layers, 1000),
+            ("heads", self.heads, 1 << 16),
+            ("width", self.width, 1 << 16),
+            ("context", self.context, 1 << 20),
         ];
         let mut mistakes: Vec<Mistake> = sizes
             .into_iter()
-            .filter(|(_, size)| *size == 0)
-            .map(|(name, _)| Mistake::new(name, "0 makes no model; use 1 or more"))
+            .filter(|(_, size, limit)| !(1..=*limit).contains(size))
+            .map(|(name, size, limit)| {
+                Mistake::new(name, format!("{size} is out of range; it must be 1 to {limit}"))
+            })
             .collect();
         if self.heads > 0 && !self.width.is_multiple_of(self.heads) {
             let (width, heads) = (self.width, self.heads);

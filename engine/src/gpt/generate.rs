@@ -76,18 +76,32 @@ impl Sampler {
     }
 }
 
-/// Continues `prompt` by `length` bytes and returns only the continuation. `context` is the model's;
-/// `device` the plain device that it is on.
+/// What to generate.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Text to continue.
+    pub prompt: &'a [u8],
+    /// Bytes to generate.
+    pub length: usize,
+    /// How each byte is chosen.
+    pub sampler: Sampler,
+    /// Seed of the choice.
+    pub seed: u64,
+}
+
+/// Continues a text and returns only the continuation. `context` is the model's, `device` the plain
+/// device that it is on.
 ///
 /// # Errors
 ///
 /// [`Error::Config`] for wrong settings, or [`Error::Strategy`] if the device fails.
 pub fn generate(
-    (model, context): (&Gpt, usize),
-    prompt: &[u8],
-    (length, sampler, seed): (usize, Sampler, u64),
+    model: &Gpt,
+    context: usize,
+    request: &Request<'_>,
     device: &Device,
 ) -> Result<Vec<u8>, Error> {
+    let Request { prompt, length, sampler, seed } = *request;
     let mistakes = sampler.mistakes();
     if !mistakes.is_empty() {
         return Err(Error::Config(mistakes));
@@ -98,10 +112,14 @@ pub fn generate(
     let start = text.len();
     for _ in 0..length {
         let window = &text[text.len().saturating_sub(context)..];
-        let tokens: Vec<i32> = window.iter().map(|byte| i32::from(*byte)).collect();
-        let tokens = TensorData::new(tokens, [1, window.len()]);
+        let last = window.len() - 1;
+        // One shape for all windows: GPU kernels are compiled per shape. What follows the last byte
+        // does not reach it.
+        let mut tokens: Vec<i32> = window.iter().map(|byte| i32::from(*byte)).collect();
+        tokens.resize(context, 0);
+        let tokens = TensorData::new(tokens, [1, context]);
         let logits = model.forward(Tensor::<2, Int>::from_data(tokens, device));
-        let last = logits.narrow(1, window.len() - 1, 1).reshape([VOCABULARY]);
+        let last = logits.narrow(1, last, 1).reshape([VOCABULARY]);
         let mut next = 0;
         interop::read_all(vec![last], |_, logits| next = sampler.choose(logits, &mut rng))
             .map_err(|source| {

@@ -141,8 +141,17 @@ pub fn shipped() -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if something cannot be read, [`Error::Data`] if there is nothing in it.
+/// [`Error::Config`] if something cannot be read, [`Error::Data`] if there is nothing in it.
 pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    read_files(path).map_err(|error| match error {
+        Error::Io { path, source, .. } => {
+            Error::setting("data", format!("{}: {source}", path.display()))
+        }
+        other => other,
+    })
+}
+
+fn read_files(path: &Path) -> Result<Vec<u8>, Error> {
     let bytes = if path.is_dir() {
         let entries = fs::read_dir(path).map_err(Error::io("reading", path))?;
         let mut files: Vec<PathBuf> = entries
@@ -160,7 +169,8 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
         fs::read(path).map_err(Error::io("reading", path))?
     };
     if bytes.is_empty() {
-        return Err(Error::Data(format!("{} holds no text", path.display())));
+        let subfolders = if path.is_dir() { " (its subfolders are not read)" } else { "" };
+        return Err(Error::Data(format!("{} holds no text{subfolders}", path.display())));
     }
     Ok(bytes)
 }

@@ -3,13 +3,13 @@
 //! Burn stores a linear layer's weight as `[in, out]`, PyTorch as `[out, in]`; and Burn calls a
 //! norm's weight and bias `gamma` and `beta`.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use pyroclast_strategies::{ParamInfo, parameters};
+use pyroclast_strategies::ParamInfo;
+use pyroclast_strategies::parameters::{self, NamedValues};
 
 use super::model::Gpt;
-use crate::checkpoint::{Values, read_values, write_values};
+use crate::checkpoint::{Stored, Values, fill, read_values, transpose, write_values};
 use crate::error::Error;
 
 /// Weights under PyTorch's names, with where they came from.
@@ -31,7 +31,7 @@ impl TorchWeights {
 }
 
 /// What a parameter is called in PyTorch, and whether its matrix is transposed there.
-fn torch_name(info: &ParamInfo) -> (String, bool) {
+fn torch(info: &ParamInfo) -> Stored {
     let (layer, name) = info.path.rsplit_once('.').unwrap_or(("", &info.path));
     let name = match name {
         "gamma" => "weight",
@@ -39,7 +39,7 @@ fn torch_name(info: &ParamInfo) -> (String, bool) {
         other => other,
     };
     let is_embedding = matches!(layer, "tok" | "pos");
-    (format!("{layer}.{name}"), info.shape.len() == 2 && !is_embedding)
+    Stored { name: format!("{layer}.{name}"), transposed: info.shape.len() == 2 && !is_embedding }
 }
 
 /// Gives `model` the numbers of `weights`.
@@ -48,60 +48,33 @@ fn torch_name(info: &ParamInfo) -> (String, bool) {
 ///
 /// [`Error::Config`] if a weight is missing, of another shape, or unknown to the model.
 pub fn from_torch(model: Gpt, weights: &TorchWeights) -> Result<Gpt, Error> {
-    let mut unused: BTreeMap<&String, _> = weights.values.iter().collect();
-    let mut problem = None;
-    let model = parameters::write(model, |info| {
-        let (name, transposed) = torch_name(info);
-        let expected: Vec<usize> = match transposed {
-            true => info.shape.iter().rev().copied().collect(),
-            false => info.shape.clone(),
-        };
-        match unused.remove(&name) {
-            Some((shape, values)) if *shape == expected => Some(match transposed {
-                true => transpose(values, shape[0], shape[1]),
-                false => values.clone(),
-            }),
-            Some((shape, _)) => {
-                let wrong = format!("`{name}` has shape {shape:?}, but the model has {expected:?}");
-                problem.get_or_insert(wrong);
-                None
-            }
-            None => {
-                problem.get_or_insert(format!("`{name}` is missing"));
-                None
-            }
-        }
-    })?;
-    let unknown = || unused.keys().next().map(|name| format!("the model has no `{name}`"));
-    match problem.or_else(unknown) {
-        Some(problem) => Err(Error::setting("init_from", format!("{}: {problem}", weights.origin))),
-        None => Ok(model),
-    }
+    fill(model, &weights.values, torch)
+        .map_err(|problem| Error::setting("init_from", format!("{}: {problem}", weights.origin)))
 }
 
-/// Writes the weights of `model` as safetensors.
+/// Writes the weights of `model` as safetensors: whole or not at all.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] if the file cannot be written.
 pub fn save_torch(model: &Gpt, path: &Path) -> Result<(), Error> {
-    let mut entries = Vec::new();
-    for mut named in parameters::read(model)? {
-        let (name, transposed) = torch_name(&named.info);
-        if let (true, [rows, columns]) = (transposed, &mut named.info.shape[..]) {
-            named.values = transpose(&named.values, *rows, *columns);
-            std::mem::swap(rows, columns);
-        }
-        entries.push((name, named));
+    let mut stored = Vec::new();
+    for NamedValues { info, values, .. } in parameters::read(model)? {
+        let Stored { name, transposed } = torch(&info);
+        stored.push(match (transposed, &info.shape[..]) {
+            (true, &[rows, columns]) => {
+                (name, vec![columns, rows], transpose(&values, rows, columns))
+            }
+            _ => (name, info.shape, values),
+        });
     }
-    let entries: Vec<_> = entries
+    let entries: Vec<_> = stored
         .iter()
-        .map(|(name, named)| (name.clone(), named.info.shape.clone(), &named.values[..]))
+        .map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..]))
         .collect();
-    write_values(path, &entries)
-}
-
-/// A row-major matrix of `rows` rows, transposed.
-fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".partial");
+    let temporary = Path::new(&temporary);
+    write_values(temporary, &entries)?;
+    std::fs::rename(temporary, path).map_err(Error::io("renaming", temporary))
 }

@@ -1,6 +1,7 @@
 //! One rank's part of a run, from its data to its last checkpoint.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -9,16 +10,18 @@ use burn::module::Module;
 use burn::tensor::Device;
 use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, parameters};
 
+use super::initialise::{Randomness, build_model, check_identity, restore};
+use super::progress::Progress;
 use super::{Fitted, StopReason};
 use crate::callback::{Action, Callback, RunInfo};
-use crate::checkpoint::{self, Checkpoint, Manifest};
+use crate::checkpoint::{self, Manifest};
 use crate::data::loader::{self, Place};
 use crate::data::{DataModule, Loader, MicroBatches};
 use crate::error::Error;
 use crate::metrics::{Metrics, MetricsFile, Split, peak_rss_bytes};
 use crate::output::RunFolder;
 use crate::plan::Plan;
-use crate::step::{StepReport, StepSettings, Totals, optimizer_step, user};
+use crate::step::{Step, StepReport, Totals, optimizer_step, user};
 use crate::task::{RankContext, TrainModule};
 use crate::{device, report};
 
@@ -32,28 +35,23 @@ pub(super) struct Shared<'a, T> {
     pub(super) stop: &'a AtomicBool,
 }
 
-/// What a rank knows of the run's extent and of where it is.
-struct Progress {
-    step: u64,
-    last_step: u64,
-    samples: u64,
-    samples_per_step: u64,
-    /// Position at which the stream of samples ends.
-    limit: u64,
-    epoch_len: u64,
-    tokens: u64,
-    tokens_per_sample: u64,
-    peak_device_bytes: Option<u64>,
-}
-
 /// A rank and its tools.
 struct Rank<'a, T> {
     shared: &'a Shared<'a, T>,
     group: Arc<ProcessGroup>,
     context: RankContext,
     callbacks: &'a mut [Box<dyn Callback>],
-    metrics: Option<MetricsFile>,
+    /// On rank 0, if the run writes anything.
+    output: Option<Output>,
+    randomness: Randomness,
     progress: Progress,
+}
+
+/// What rank 0 writes to.
+struct Output {
+    metrics: MetricsFile,
+    /// Keeps other runs out of the folder.
+    _lock: File,
 }
 
 /// Runs a rank.
@@ -78,16 +76,19 @@ where
     loader::check(&train, "training")?;
     validation.as_ref().map_or(Ok(()), |loader| loader::check(loader, "validation"))?;
 
+    // Read before anything is built or written: a damaged checkpoint costs no time.
+    let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
     let model = build_model(shared, &context, &group)?;
+    let randomness = Randomness::of(&model, shared)?;
     let setup =
         OptimizerSetup { optimizer: plan.optimizer, groups: shared.task.optimizer_groups() };
     let (mut model, mut strategy) = DataParallel::new(model, &group, &setup)?;
-    let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
     if let Some(checkpoint) = &resumed {
+        check_identity(&checkpoint.manifest, shared.config, train.dataset.len() as u64)?;
         model = restore(model, &mut strategy, checkpoint)?;
     }
     let progress = Progress::new(plan, &train, resumed.map(|checkpoint| checkpoint.manifest));
-    let mut rank = Rank { shared, group, context, callbacks, metrics: None, progress };
+    let mut rank = Rank { shared, group, context, callbacks, output: None, randomness, progress };
     rank.open_output()?;
     rank.train(model, &mut strategy, &train, validation.as_ref())
 }
@@ -105,80 +106,6 @@ fn prepare<D: DataModule>(
     data.setup().map_err(user(context, "setup"))
 }
 
-/// Rank 0 builds the model alone: the generator of initial weights belongs to the process, and only
-/// rank 0's numbers are used. The other ranks build theirs for its structure.
-fn build_model<T: TrainModule>(
-    shared: &Shared<'_, T>,
-    context: &RankContext,
-    group: &ProcessGroup,
-) -> Result<T::Model, Error> {
-    let build = || shared.task.configure_model(context).map_err(user(context, "configure_model"));
-    if context.rank > 0 {
-        group.barrier()?;
-        return build();
-    }
-    shared.device.seed(shared.plan.resolved.seed);
-    let model = build()?;
-    // Lazy parameters draw their numbers when they are first read.
-    parameters::read(&model)?;
-    group.barrier()?;
-    Ok(model)
-}
-
-fn restore<M: Module>(
-    model: M,
-    strategy: &mut DataParallel,
-    checkpoint: &Checkpoint,
-) -> Result<M, Error> {
-    let mut missing = None;
-    let model = parameters::write(model, |info| {
-        let found = checkpoint.model.get(&info.path).filter(|(shape, _)| *shape == info.shape);
-        if found.is_none() {
-            missing.get_or_insert_with(|| format!("{} of shape {:?}", info.path, info.shape));
-        }
-        found.map(|(_, values)| values.clone())
-    })?;
-    if let Some(missing) = missing {
-        return Err(Error::setting(
-            "resume",
-            format!("the checkpoint has no {missing}; it is of another model"),
-        ));
-    }
-    let find = |name: &str, path: &str| {
-        checkpoint.optimizer.get(&format!("{name}.{path}")).map(|(_, values)| values.clone())
-    };
-    Ok(strategy.restore(model, checkpoint.manifest.step, find)?)
-}
-
-impl Progress {
-    fn new<B: Send + 'static>(plan: &Plan, train: &Loader<B>, resumed: Option<Manifest>) -> Self {
-        let config = &plan.resolved;
-        let (step, samples, tokens) = resumed
-            .map_or((0, 0, 0), |manifest| (manifest.step, manifest.samples, manifest.tokens));
-        let samples_per_step =
-            (config.accumulate_grad_batches * plan.world * train.batch_size) as u64;
-        let epoch_len = train.dataset.len() as u64;
-        let limit = config.max_epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(epoch_len));
-        let by_epochs = step + limit.saturating_sub(samples).div_ceil(samples_per_step);
-        Self {
-            step,
-            last_step: config.max_steps.unwrap_or(u64::MAX).min(by_epochs).max(step),
-            samples,
-            samples_per_step,
-            limit,
-            epoch_len,
-            tokens,
-            tokens_per_sample: train.dataset.tokens_per_sample() as u64,
-            peak_device_bytes: None,
-        }
-    }
-
-    /// Samples that the next step consumes.
-    fn next_samples(&self) -> u64 {
-        self.samples_per_step.min(self.limit - self.samples)
-    }
-}
-
 impl<T: TrainModule> Rank<'_, T> {
     fn is_first(&self) -> bool {
         self.context.rank == 0
@@ -186,9 +113,10 @@ impl<T: TrainModule> Rank<'_, T> {
 
     fn open_output(&mut self) -> Result<(), Error> {
         if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.context.rank == 0) {
-            folder.create()?;
+            let lock = folder.create()?;
+            let metrics = MetricsFile::open(&folder.metrics(), self.progress.step)?;
             folder.write_config(self.shared.config)?;
-            self.metrics = Some(MetricsFile::open(&folder.metrics(), self.progress.step)?);
+            self.output = Some(Output { metrics, _lock: lock });
         }
         Ok(())
     }
@@ -213,19 +141,28 @@ impl<T: TrainModule> Rank<'_, T> {
         let mut reason = StopReason::Finished;
         while self.progress.step < self.progress.last_step && reason == StopReason::Finished {
             let started = Instant::now();
-            let settings = self.settings();
-            let (updated, report) = optimizer_step(
-                (self.shared.task, &self.context),
-                (model, &batches),
-                (strategy, &self.group),
-                &settings,
-            )?;
+            self.reseed();
+            let lr = self.lr();
+            let step = Step {
+                task: self.shared.task,
+                context: &self.context,
+                batches: &batches,
+                group: &self.group,
+                micro_batches: self.shared.plan.resolved.accumulate_grad_batches,
+                clip: self.shared.plan.clip,
+                lr,
+            };
+            let (updated, report) = optimizer_step(&step, model, strategy)?;
             model = updated;
+            if !report.verdict.is_finite() {
+                return Err(self.give_up(&model, strategy, &report)?);
+            }
             let mut action = Action::Continue;
-            let row = self.advance(&report, settings.lr, started);
+            let row = self.advance(&report, lr, started);
             self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
             last_train = Some(row);
             if let Some(loader) = validation.filter(|_| self.validation_is_due()) {
+                model = strategy.synchronize_buffers(model)?;
                 let row = self.validate(&model, loader)?;
                 self.report(&row, &mut action, |callback, row| callback.on_validation_end(row))?;
                 last_validation = Some(row);
@@ -234,7 +171,8 @@ impl<T: TrainModule> Rank<'_, T> {
                 reason = StopReason::Stopped;
             }
         }
-        self.finish(&model, strategy, reason)?;
+        let model = strategy.synchronize_buffers(model)?;
+        self.finish(&model, strategy, reason, info.first_step)?;
         Ok(Fitted { model, steps: self.progress.step, reason, last_train, last_validation })
     }
 
@@ -251,15 +189,36 @@ impl<T: TrainModule> Rank<'_, T> {
         }
     }
 
-    fn settings(&self) -> StepSettings {
-        let plan = self.shared.plan;
-        let step = self.progress.step + 1;
-        StepSettings {
-            step,
-            micro_batches: plan.resolved.accumulate_grad_batches,
-            clip: plan.clip,
-            lr: plan.schedule.lr(step, self.progress.last_step),
+    /// Learning rate of the next step.
+    fn lr(&self) -> f64 {
+        self.shared.plan.schedule.lr(self.progress.step + 1, self.progress.last_step)
+    }
+
+    /// Makes what a model draws depend on the seed and the step alone, so that a resumed run draws
+    /// what the uninterrupted one does.
+    fn reseed(&self) {
+        if self.randomness == Randomness::Shared && self.context.world == 1 {
+            let seed = self.shared.plan.resolved.seed;
+            self.shared
+                .device
+                .seed(seed ^ (self.progress.step + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         }
+    }
+
+    /// Ends a run whose gradients are not finite: all ranks see that, and the last good state is
+    /// saved first.
+    fn give_up(
+        &mut self,
+        model: &T::Model,
+        strategy: &DataParallel,
+        report: &StepReport,
+    ) -> Result<Error, Error> {
+        if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.is_first()) {
+            self.save(folder, model, strategy)?;
+        }
+        self.group.barrier()?;
+        let (loss, norm) = (report.totals.loss(), report.verdict.norm());
+        Ok(Error::NotFinite { step: self.progress.step + 1, loss, norm })
     }
 
     /// Counts a step, and makes its row.
@@ -273,7 +232,7 @@ impl<T: TrainModule> Rank<'_, T> {
         let in_use = device::bytes_in_use(&self.context.device);
         self.progress.peak_device_bytes = self.progress.peak_device_bytes.max(in_use);
         Metrics {
-            grad_norm: Some(report.grad_norm),
+            grad_norm: Some(report.verdict.norm()),
             lr: Some(lr),
             tokens_per_s: Some(tokens as f64 / seconds),
             step_ms: Some(seconds * 1e3),
@@ -287,7 +246,7 @@ impl<T: TrainModule> Rank<'_, T> {
             step: progress.step,
             epoch: progress.samples.saturating_sub(1) / progress.epoch_len,
             split,
-            loss: Some(totals.loss()),
+            loss: finite(totals.loss()),
             grad_norm: None,
             lr: None,
             loss_scale: None,
@@ -297,7 +256,7 @@ impl<T: TrainModule> Rank<'_, T> {
             step_ms: None,
             peak_rss_bytes: peak_rss_bytes(),
             peak_device_bytes: progress.peak_device_bytes,
-            named: totals.metrics().collect(),
+            named: totals.metrics().map(|(name, value)| (own_name(name), finite(value))).collect(),
         }
     }
 
@@ -308,8 +267,8 @@ impl<T: TrainModule> Rank<'_, T> {
         action: &mut Action,
         call: impl Fn(&mut dyn Callback, &Metrics) -> Action,
     ) -> Result<(), Error> {
-        if let Some(file) = &mut self.metrics {
-            file.append(row)?;
+        if let Some(output) = &mut self.output {
+            output.metrics.append(row)?;
         }
         for callback in self.callbacks.iter_mut() {
             if call(&mut **callback, row) == Action::Stop {
@@ -349,9 +308,9 @@ impl<T: TrainModule> Rank<'_, T> {
                 .task
                 .validation_step(&model, data.batch, &context)
                 .map_err(user(&context, "validation_step"))?;
-            totals.add(output, data.weight)?;
+            totals.add(output, data.weight, &context)?;
         }
-        let totals = totals.all_reduce(&self.group)?;
+        let totals = totals.all_reduce(&self.group, &context)?;
         Ok(self.row(Split::Val, &totals))
     }
 
@@ -368,10 +327,14 @@ impl<T: TrainModule> Rank<'_, T> {
         model: &T::Model,
         strategy: &DataParallel,
         reason: StopReason,
+        first_step: u64,
     ) -> Result<(), Error> {
         if self.is_first() {
             if let Some(folder) = &self.shared.folder {
-                self.save(folder, model, strategy)?;
+                // A resumed run that had nothing left to do keeps the checkpoint that it came from.
+                if self.progress.step > first_step {
+                    self.save(folder, model, strategy)?;
+                }
                 report::write(folder, self.shared.config)?;
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_fit_end(reason));
@@ -390,10 +353,16 @@ impl<T: TrainModule> Rank<'_, T> {
             step: self.progress.step,
             samples: self.progress.samples,
             tokens: self.progress.tokens,
+            dataset_len: self.progress.epoch_len,
             config: self.shared.config.clone(),
             checksums: BTreeMap::new(),
         };
         let parameters = parameters::read(model)?;
+        let broken = parameters.iter().find(|named| !named.values.iter().all(|v| v.is_finite()));
+        if let Some(named) = broken {
+            let (step, path) = (self.progress.step, named.info.path.clone());
+            return Err(Error::WeightsNotFinite { step, path });
+        }
         let model: Vec<checkpoint::Entry<'_>> = parameters
             .iter()
             .map(|named| (named.info.path.clone(), named.info.shape.clone(), &named.values[..]))
@@ -406,4 +375,14 @@ impl<T: TrainModule> Rank<'_, T> {
             .collect();
         checkpoint::save(&folder.checkpoints(), manifest, &model, &optimizer).map(drop)
     }
+}
+
+/// A number for a row: what is not finite is null there.
+fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}
+
+/// A task's metric under a name that no key of a row has.
+fn own_name(name: String) -> String {
+    if Metrics::KEYS.contains(&name.as_str()) { format!("task_{name}") } else { name }
 }

@@ -73,7 +73,12 @@ impl AdamW {
             .zip(gradient.par_chunks(BLOCK))
             .zip(state.exp_avg.par_chunks_mut(BLOCK))
             .zip(state.exp_avg_sq.par_chunks_mut(BLOCK))
-            .for_each(|(((w, g), m), v)| vectorized(|| update(&constants, w, g, m, v)));
+            .for_each(|(((w, g), m), v)| {
+                vectorized(
+                    #[inline(always)]
+                    || update(&constants, w, g, m, v),
+                );
+            });
     }
 
     fn constants(&self, scale: f32) -> Constants {

@@ -39,7 +39,10 @@ where
     // The tape holds a whole module; a mutex makes it `Send` without asking `Module` to be `Sync`.
     let tape = Tape::new(move |grad| {
         let mut grads = inject(output, Tensor::from_dispatch(grad)).backward();
-        let input_grad = input_is_tracked.then(|| input.grad_remove(&mut grads)).flatten();
+        let input_grad = input_is_tracked.then(|| {
+            // A block may ignore its input; the caller's graph expects a gradient all the same.
+            input.grad_remove(&mut grads).unwrap_or_else(|| input.clone().inner().zeros_like())
+        });
         installed.buckets.unit_finished(installed.unit, take(&module, &mut grads));
         input_grad.map(Tensor::into_dispatch)
     });

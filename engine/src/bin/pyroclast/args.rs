@@ -21,7 +21,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Subcommands {
     /// Train a GPT on text.
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, allow_negative_numbers = true)]
     Train(Box<TrainArgs>),
     /// Continue a text with a trained model.
     #[command(args_override_self = true)]

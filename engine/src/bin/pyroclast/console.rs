@@ -9,7 +9,7 @@ pub(crate) fn say(line: &str) {
 
 /// Writes an error to standard error, on one line.
 pub(crate) fn complain(error: &dyn std::error::Error) {
-    let message = error.to_string().replace('\n', " ");
+    let message = printable(error.to_string().replace('\n', " ").as_bytes());
     let _ = writeln!(io::stderr().lock(), "error: {message}");
 }
 

@@ -2,9 +2,9 @@
 
 use burn::module::Module;
 use pyroclast::checkpoint;
-use pyroclast::gpt::{Gpt, GptConfig, generate};
+use pyroclast::gpt::generate::{self, Request};
+use pyroclast::gpt::{Gpt, GptConfig};
 use pyroclast::output::RunFolder;
-use pyroclast::strategies::parameters;
 use pyroclast::{Accelerator, Error};
 
 use crate::args::GenerateArgs;
@@ -29,23 +29,17 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
             return Err(misuse("from", problem));
         }
     };
-    let mut checkpoint = checkpoint::load(&path)?;
+    let checkpoint = checkpoint::load(&path)?;
+    let wrong = |problem: String| misuse("from", format!("{}: {problem}", path.display()));
     let config: GptConfig = serde_json::from_value(checkpoint.manifest.config.clone())
-        .map_err(|error| misuse("from", format!("{}: is not of a GPT: {error}", path.display())))?;
-    let mut missing = None;
-    let model = parameters::write(Gpt::new(&config, &device), |info| {
-        let found = checkpoint.model.remove(&info.path);
-        if found.is_none() {
-            missing.get_or_insert_with(|| info.path.clone());
-        }
-        found.map(|(_, values)| values)
-    })?;
-    if let Some(missing) = missing {
-        return Err(misuse("from", format!("{}: has no `{missing}`", path.display())));
+        .map_err(|error| wrong(format!("is not of a GPT: {error}")))?;
+    if let Some(mistake) = config.mistakes().first() {
+        return Err(wrong(format!("its configuration: {mistake}")));
     }
-    let settings = (args.length, sampler, args.seed);
+    let model = checkpoint.fill(Gpt::new(&config, &device)).map_err(wrong)?;
     let prompt = args.prompt.as_bytes();
-    let text = generate::generate((&model.valid(), config.context), prompt, settings, &device)?;
+    let request = Request { prompt, length: args.length, sampler, seed: args.seed };
+    let text = generate::generate(&model.valid(), config.context, &request, &device)?;
     say(&printable(&[prompt, &text].concat()));
     Ok(())
 }

@@ -14,8 +14,9 @@ pub(crate) struct Progress {
     every: u64,
     last_step: u64,
     is_watched: bool,
-    /// Moving average of tokens per second, so that the figure can be read.
+    /// Moving averages, so that the figures can be read: tokens per second, and seconds per step.
     rate: Option<f64>,
+    step_seconds: Option<f64>,
 }
 
 impl Progress {
@@ -23,34 +24,40 @@ impl Progress {
     pub(crate) fn new(every: u64) -> Self {
         let is_watched = std::io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        Self { bar, every: every.max(1), last_step: 0, is_watched, rate: None }
+        Self { bar, every: every.max(1), last_step: 0, is_watched, rate: None, step_seconds: None }
     }
 
     fn line(&self, metrics: &Metrics) -> String {
-        let (loss, rate) = (metrics.loss.unwrap_or(f64::NAN), self.rate.unwrap_or(0.0));
-        format!("loss {loss:.4}   {} tokens/s", grouped(rate as u64))
+        let loss = metrics.loss.unwrap_or(f64::NAN);
+        let rate = grouped(self.rate.unwrap_or(0.0) as u64);
+        let left = self.step_seconds.unwrap_or(0.0) * (self.last_step - metrics.step) as f64;
+        let (minutes, seconds) = (left as u64 / 60, left as u64 % 60);
+        format!("loss {loss:.4}   {rate} tokens/s   {minutes}:{seconds:02} left")
     }
 }
 
 impl Callback for Progress {
     fn on_fit_start(&mut self, run: &RunInfo) {
         self.last_step = run.last_step;
+        if run.first_step > 0 {
+            say(&format!("continuing after step {}", run.first_step));
+        }
         if self.is_watched {
-            let style = ProgressStyle::with_template(
-                "{bar:32.208/238} step {pos}/{len}   {msg}   {elapsed} + {eta} left",
-            );
+            let style = ProgressStyle::with_template("{bar:18.208/238} {pos}/{len}   {msg}");
             let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
             self.bar = ProgressBar::new(run.last_step)
                 .with_position(run.first_step)
                 .with_style(style.progress_chars("━━─"));
-            self.bar.reset_eta();
         }
     }
 
     fn on_step_end(&mut self, metrics: &Metrics) -> Action {
-        if let Some(rate) = metrics.tokens_per_s {
-            self.rate = Some(self.rate.map_or(rate, |known| 0.95 * known + 0.05 * rate));
-        }
+        let average = |known: &mut Option<f64>, new: Option<f64>| {
+            let mixed = new.map(|new| known.map_or(new, |known| 0.95 * known + 0.05 * new));
+            *known = mixed.or(*known);
+        };
+        average(&mut self.rate, metrics.tokens_per_s);
+        average(&mut self.step_seconds, metrics.step_ms.map(|ms| ms / 1e3));
         let is_due = metrics.step.is_multiple_of(self.every) || metrics.step == self.last_step;
         if self.is_watched {
             self.bar.set_position(metrics.step);
@@ -75,6 +82,7 @@ impl Callback for Progress {
     }
 
     fn on_fit_end(&mut self, _reason: StopReason) {
-        self.bar.finish();
+        // Leaves the bar as it is, also where the run ended early.
+        self.bar.abandon();
     }
 }

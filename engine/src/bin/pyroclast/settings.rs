@@ -6,7 +6,7 @@ use clap::Args;
 use pyroclast::gpt::GptConfig;
 use pyroclast::{Error, Mistake, TrainerConfig};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use toml::Table;
 
 use crate::misuse;
 
@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) context: Option<usize>,
     /// Text file, or folder of text files [default: the project's own documentation and sources].
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = path)]
     pub(crate) data: Option<PathBuf>,
     /// Part of the text that is held out, from its end [default: 0.1].
     #[arg(long)]
@@ -86,6 +86,9 @@ pub(crate) struct Settings {
     /// SGD's momentum [default: 0.9].
     #[arg(long)]
     pub(crate) momentum: Option<f64>,
+    /// SGD looks ahead along the momentum.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) nesterov: Option<bool>,
     /// Weight decay of matrices and embeddings [default: 0.01 for adamw, 0 for sgd].
     #[arg(long)]
     pub(crate) weight_decay: Option<f64>,
@@ -116,7 +119,7 @@ pub(crate) struct Settings {
     /// Steps between validations; 0 for none [default: 250].
     #[arg(long)]
     pub(crate) val_check_interval: Option<u64>,
-    /// Validation batches per rank; 0 for all [default: 20].
+    /// Validation batches per rank, or fewer if there are no more [default: 20].
     #[arg(long)]
     pub(crate) limit_val_batches: Option<usize>,
     /// Steps between two lines or redraws on the terminal [default: 10].
@@ -132,16 +135,16 @@ pub(crate) struct Settings {
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) fast_dev_run: Option<bool>,
     /// Folder for metrics, checkpoints and report [default: runs/MODEL-N].
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path)]
     pub(crate) out: Option<PathBuf>,
     /// auto (the newest checkpoint under --out) or a checkpoint's folder.
     #[arg(long, value_name = "auto|PATH")]
     pub(crate) resume: Option<String>,
     /// Initial weights in PyTorch layout, safetensors.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path)]
     pub(crate) init_from: Option<PathBuf>,
     /// Write the trained weights in PyTorch layout, safetensors.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path)]
     pub(crate) save_weights: Option<PathBuf>,
 }
 
@@ -151,37 +154,22 @@ impl Settings {
         let unreadable =
             |error: std::io::Error| misuse("config", format!("{}: {error}", path.display()));
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
-        let in_file = |problem: String| misuse("config", format!("{}: {problem}", path.display()));
-        let file: Map<String, Value> =
-            toml::from_str(&text).map_err(|error| in_file(error.message().to_owned()))?;
-        let known = Self::default().to_map();
-        let unknown: Vec<Mistake> = file
+        let in_file = |error: toml::de::Error| {
+            let problem = error.to_string().lines().collect::<Vec<_>>().join(" ");
+            misuse("config", format!("{}: {problem}", path.display()))
+        };
+        let mut merged: Table = toml::from_str(&text).map_err(in_file)?;
+        let unknown: Vec<Mistake> = merged
             .keys()
-            .filter(|key| !known.contains_key(*key))
-            .map(|key| {
-                let nearest = known.keys().max_by(|a, b| {
-                    strsim::jaro_winkler(a, key).total_cmp(&strsim::jaro_winkler(b, key))
-                });
-                let nearest = nearest.map(String::as_str).unwrap_or_default();
-                Mistake::new(
-                    key,
-                    format!("unknown key in {}; did you mean `{nearest}`?", path.display()),
-                )
-            })
+            .filter(|key| !KEYS.contains(&key.as_str()))
+            .map(|key| unknown(key, path))
             .collect();
         if !unknown.is_empty() {
             return Err(Error::Config(unknown));
         }
-        let mut merged = file;
-        merged.extend(self.to_map().into_iter().filter(|(_, value)| !value.is_null()));
-        serde_json::from_value(Value::Object(merged)).map_err(|error| in_file(error.to_string()))
-    }
-
-    fn to_map(&self) -> Map<String, Value> {
-        match serde_json::to_value(self) {
-            Ok(Value::Object(map)) => map,
-            _ => Map::new(),
-        }
+        let given = Table::try_from(&self).map_err(|error| misuse("config", error.to_string()))?;
+        merged.extend(given);
+        merged.try_into().map_err(in_file)
     }
 
     /// Sizes of the model.
@@ -219,6 +207,7 @@ impl Settings {
             beta2: set.beta2.unwrap_or(default.beta2),
             eps: set.eps.unwrap_or(default.eps),
             momentum: set.momentum.unwrap_or(default.momentum),
+            nesterov: set.nesterov.unwrap_or(default.nesterov),
             weight_decay: set.weight_decay,
             schedule: set.schedule.unwrap_or(default.schedule),
             warmup_steps: set.warmup_steps.unwrap_or(default.warmup_steps),
@@ -232,7 +221,7 @@ impl Settings {
             max_steps,
             max_epochs: set.max_epochs,
             val_check_interval: Some(set.val_check_interval.unwrap_or(250)),
-            limit_val_batches: Some(set.limit_val_batches.unwrap_or(20)).filter(|n| *n > 0),
+            limit_val_batches: Some(set.limit_val_batches.unwrap_or(20)),
             fast_dev_run: set.fast_dev_run.unwrap_or(default.fast_dev_run),
             deterministic: set.deterministic.unwrap_or(default.deterministic),
             log_every_n_steps: set.log_every_n_steps.unwrap_or(default.log_every_n_steps),
@@ -268,6 +257,68 @@ impl Settings {
     }
 }
 
+/// All settings.
+const KEYS: [&str; 44] = [
+    "model",
+    "layers",
+    "heads",
+    "width",
+    "context",
+    "data",
+    "val_split",
+    "sampling",
+    "batch_size",
+    "strategy",
+    "accelerator",
+    "devices",
+    "num_nodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "spawn",
+    "precision",
+    "optimizer",
+    "lr",
+    "beta1",
+    "beta2",
+    "eps",
+    "momentum",
+    "nesterov",
+    "weight_decay",
+    "decay_all",
+    "schedule",
+    "warmup_steps",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "max_steps",
+    "max_epochs",
+    "val_check_interval",
+    "limit_val_batches",
+    "log_every_n_steps",
+    "seed",
+    "deterministic",
+    "fast_dev_run",
+    "out",
+    "resume",
+    "init_from",
+    "save_weights",
+];
+
+/// A path that can be recorded. Others are refused by name.
+fn path(text: &str) -> Result<PathBuf, std::convert::Infallible> {
+    Ok(PathBuf::from(text))
+}
+
+fn unknown(key: &str, file: &Path) -> Mistake {
+    let wanted = key.replace('-', "_");
+    let likeness = |known: &&&str| strsim::jaro_winkler(known, &wanted);
+    let nearest = KEYS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    let nearest = nearest.copied().unwrap_or_default();
+    let problem = format!("unknown key in {}; did you mean `{nearest}`?", file.display());
+    Mistake::new(key, problem)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,6 +328,17 @@ mod tests {
         let path = folder.path().join("run.toml");
         std::fs::write(&path, file).expect("a file");
         flags.over_file(&path)
+    }
+
+    #[test]
+    fn every_setting_has_its_key() {
+        let keys = KEYS.map(|key| format!("--{}", key.replace('_', "-"))).join(" ");
+        let flags = Settings::augment_args(clap::Command::new("train"));
+        let known: Vec<String> = flags
+            .get_arguments()
+            .map(|arg| format!("--{}", arg.get_id().as_str().replace('_', "-")))
+            .collect();
+        assert_eq!(keys, known.join(" "));
     }
 
     #[test]
@@ -292,6 +354,7 @@ mod tests {
             ("gradient_clipp_val = 1.0", "did you mean `gradient_clip_val`?"),
             ("max_steps = \"many\"", "invalid type"),
             ("max_steps = ", "config"),
+            ("max-steps = 3", "did you mean `max_steps`?"),
         ] {
             let error = over(file, Settings::default()).expect_err(file);
             assert!(error.is_misuse() && error.to_string().contains(expected), "{file}: {error}");

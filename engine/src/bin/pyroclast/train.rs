@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use burn::module::Module;
+use pyroclast::gpt::generate::{self, Request};
 use pyroclast::gpt::task::Decay;
 use pyroclast::gpt::weights::{self, TorchWeights};
-use pyroclast::gpt::{Gpt, GptConfig, GptTask, TextData, generate, text};
+use pyroclast::gpt::{Gpt, GptConfig, GptTask, TextData, text};
 use pyroclast::output::RunFolder;
 use pyroclast::plan::Resume;
-use pyroclast::{Error, Mistake, Plan, Sampling, StopReason, Trainer, report};
+use pyroclast::{Accelerator, Error, Mistake, Plan, Sampling, StopReason, Trainer, report};
 use serde_json::{Value, json};
 
 use crate::args::TrainArgs;
@@ -55,10 +56,12 @@ fn resolve(mut settings: Settings) -> Result<Run, Error> {
     let mut mistakes = settings.not_yet();
     let model = settings.model(&mut mistakes);
     let sampling = sampling(&settings, &mut mistakes);
-    if settings.batch_size == Some(0) {
-        mistakes.push(Mistake::new("batch_size", "0 is not a batch; use 1 or more"));
+    let is_trial = settings.fast_dev_run == Some(true);
+    if is_trial && settings.save_weights.is_some() {
+        mistakes.push(Mistake::new("save_weights", "fast_dev_run writes nothing; set one of them"));
     }
-    if settings.out.is_none() && settings.fast_dev_run != Some(true) {
+    // Without a folder, `auto` has nowhere to look; the plan says so.
+    if settings.out.is_none() && !is_trial && settings.resume.as_deref() != Some("auto") {
         settings.out = Some(free_folder(settings.model_name()));
     }
     match (Trainer::new(settings.trainer()), model, sampling) {
@@ -143,15 +146,14 @@ fn train(run: Run) -> Result<(), Error> {
         task.decay = Decay::All;
     }
     if let Some(path) = settings.save_weights.as_deref() {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if parent.is_some_and(|parent| !parent.is_dir()) {
-            let problem = format!("{}: its folder does not exist", path.display());
-            return Err(misuse("save_weights", problem));
-        }
+        check_writable(path)?;
     }
     let sample =
         Sample { prompt: prompt(data.train_bytes()), config, plan: trainer.plan().clone() };
     introduce(&settings, &config, &bytes, trainer.plan());
+    if let Some(out) = &trainer.plan().resolved.out {
+        RunFolder::at(out).refuse_taken(&trainer.plan().resume)?;
+    }
     let before = match trainer.plan().resume {
         Resume::Never => Some(sample.untrained(&task)?),
         _ => None,
@@ -166,11 +168,11 @@ fn train(run: Run) -> Result<(), Error> {
     let fitted = trainer.fit(&task, &data)?;
 
     let model = fitted.model.valid();
-    let after = sample.draw(&model)?;
-    show("after training", &after);
     if let Some(path) = &settings.save_weights {
         weights::save_torch(&model, path)?;
     }
+    let after = sample.draw(&model)?;
+    show("after training", &after);
     if fitted.reason == StopReason::Stopped {
         say(&format!("stopped after step {}", fitted.steps));
     }
@@ -184,16 +186,37 @@ fn train(run: Run) -> Result<(), Error> {
     Ok(())
 }
 
+/// Refuses a place where a file could not be written later, after the training.
+fn check_writable(path: &Path) -> Result<(), Error> {
+    let refuse =
+        |problem: &str| Err(misuse("save_weights", format!("{}: {problem}", path.display())));
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if path.is_dir() {
+        return refuse("is a folder");
+    }
+    match fs::metadata(parent.unwrap_or(Path::new("."))) {
+        Ok(folder) if folder.is_dir() && !folder.permissions().readonly() => Ok(()),
+        Ok(folder) if folder.is_dir() => refuse("its folder cannot be written"),
+        _ => refuse("its folder does not exist"),
+    }
+}
+
 fn introduce(settings: &Settings, model: &GptConfig, bytes: &[u8], plan: &Plan) {
     let GptConfig { layers, heads, width, context } = model;
-    let name = settings.model_name();
-    say(&format!("{name}    {layers} layers, {heads} heads, width {width}, context {context}"));
+    let sizes = format!("{layers} layers, {heads} heads, width {width}, context {context}");
+    let parameters = grouped(model.num_params());
+    say(&format!("{:<11} {sizes}, {parameters} parameters", settings.model_name()));
     let source =
         settings.data.as_deref().map_or("the project's own text".into(), Path::to_string_lossy);
     say(&format!("data        {source}, {} bytes", grouped(bytes.len() as u64)));
     let ranks = if plan.world == 1 { "rank" } else { "ranks" };
+    let shared = match plan.accelerator {
+        Accelerator::Cpu => "",
+        _ if plan.world == 1 => "",
+        _ => ", which they share",
+    };
     let (strategy, accelerator) = (&plan.resolved.strategy, plan.accelerator);
-    say(&format!("training    {strategy}, {} {ranks} on {accelerator}", plan.world));
+    say(&format!("training    {strategy}, {} {ranks} on {accelerator}{shared}", plan.world));
 }
 
 /// Texts that show what the model has learned.
@@ -215,9 +238,9 @@ impl Sample {
     fn draw(&self, model: &Gpt) -> Result<String, Error> {
         let device = self.plan.accelerator.device()?;
         let sampler = generate::Sampler::default();
-        let settings = (SAMPLE_LENGTH, sampler, self.plan.resolved.seed);
-        let text =
-            generate::generate((model, self.config.context), &self.prompt, settings, &device)?;
+        let seed = self.plan.resolved.seed;
+        let request = Request { prompt: &self.prompt, length: SAMPLE_LENGTH, sampler, seed };
+        let text = generate::generate(model, self.config.context, &request, &device)?;
         Ok(printable(&[&self.prompt[..], &text].concat()))
     }
 }
