@@ -6,12 +6,14 @@
 
 pub(crate) mod loader;
 pub mod sampler;
+mod samples;
 
 use std::sync::Arc;
 
 use crate::error::BoxError;
 pub(crate) use loader::MicroBatches;
 use sampler::Sampling;
+pub use samples::Samples;
 
 /// A finite set of samples.
 pub trait Dataset: Send + Sync {

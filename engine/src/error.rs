@@ -60,8 +60,8 @@ pub enum Error {
     Strategy(#[from] pyroclast_strategies::Error),
     /// A gradient is NaN or infinite, or no sample of the step had a weight.
     #[error(
-        "step {step}: the gradient norm is {norm} and the loss {loss}; nothing was updated, and a \
-         checkpoint holds the step before. Lower lr or set gradient_clip_val"
+        "step {step}: the gradient norm is {norm} and the loss {loss}; nothing was updated, and the \
+         state before it is saved where there is an `out`. Lower lr or set gradient_clip_val"
     )]
     NotFinite {
         /// The step that was not taken.

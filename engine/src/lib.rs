@@ -3,8 +3,7 @@
 //! A [`TrainModule`] says how to build a model and what a step computes, a [`DataModule`] where the
 //! batches come from, and a [`Trainer`] runs them on any number of ranks.
 //!
-//! In reading order: [`step`](crate) (one optimizer step, from top to bottom), [`trainer`] (the
-//! loop around it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked
+//! In reading order: `step` (one optimizer step, from top to bottom), [`trainer`] (the loop around it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked
 //! once), [`checkpoint`], and [`gpt`], the model that the `pyroclast` binary trains.
 
 pub mod callback;
@@ -28,7 +27,7 @@ pub mod trainer;
 pub use callback::{Action, Callback, RunInfo};
 pub use config::TrainerConfig;
 pub use data::sampler::{Sampler, Sampling};
-pub use data::{DataModule, Dataset, Loader};
+pub use data::{DataModule, Dataset, Loader, Samples};
 pub use device::Accelerator;
 pub use error::{BoxError, Error, Mistake};
 pub use metrics::{Metrics, Split};
@@ -38,3 +37,8 @@ pub use trainer::{Fitted, StopReason, Trainer};
 
 pub use pyroclast_strategies as strategies;
 pub use pyroclast_strategies::{Optimizer, ParamGroup, Unit};
+
+/// Compiles and runs the README's program.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

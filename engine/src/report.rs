@@ -37,7 +37,7 @@ fn title(folder: &RunFolder, config: &Value) -> String {
     let name = folder.path().file_name().map(|n| n.to_string_lossy().into_owned());
     let name = name.unwrap_or_else(|| "run".to_owned());
     match config["model"].as_str() {
-        Some(model) if model != name => format!("{model} · {name}"),
+        Some(model) if !name.starts_with(model) => format!("{model} · {name}"),
         _ => name,
     }
 }

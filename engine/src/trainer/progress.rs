@@ -8,6 +8,8 @@ use crate::plan::Plan;
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) step: u64,
+    /// Steps that earlier runs took.
+    pub(super) first_step: u64,
     pub(super) last_step: u64,
     pub(super) samples: u64,
     pub(super) samples_per_step: u64,
@@ -35,6 +37,7 @@ impl Progress {
         let by_epochs = step + limit.saturating_sub(samples).div_ceil(samples_per_step);
         Self {
             step,
+            first_step: step,
             last_step: config.max_steps.unwrap_or(u64::MAX).min(by_epochs).max(step),
             samples,
             samples_per_step,

@@ -132,7 +132,7 @@ impl<T: TrainModule> Rank<'_, T> {
         let info = RunInfo {
             num_params: strategy.layout().num_elements(),
             world: self.context.world,
-            first_step: self.progress.step,
+            first_step: self.progress.first_step,
             last_step: self.progress.last_step,
             device: self.shared.plan.accelerator.to_string(),
         };
@@ -167,12 +167,12 @@ impl<T: TrainModule> Rank<'_, T> {
                 self.report(&row, &mut action, |callback, row| callback.on_validation_end(row))?;
                 last_validation = Some(row);
             }
-            if self.anybody_stops(action)? {
+            if self.anybody_stops(action)? && self.progress.step < self.progress.last_step {
                 reason = StopReason::Stopped;
             }
         }
         let model = strategy.synchronize_buffers(model)?;
-        self.finish(&model, strategy, reason, info.first_step)?;
+        self.finish(&model, strategy, reason)?;
         Ok(Fitted { model, steps: self.progress.step, reason, last_train, last_validation })
     }
 
@@ -327,14 +327,10 @@ impl<T: TrainModule> Rank<'_, T> {
         model: &T::Model,
         strategy: &DataParallel,
         reason: StopReason,
-        first_step: u64,
     ) -> Result<(), Error> {
         if self.is_first() {
             if let Some(folder) = &self.shared.folder {
-                // A resumed run that had nothing left to do keeps the checkpoint that it came from.
-                if self.progress.step > first_step {
-                    self.save(folder, model, strategy)?;
-                }
+                self.save(folder, model, strategy)?;
                 report::write(folder, self.shared.config)?;
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_fit_end(reason));
@@ -342,12 +338,17 @@ impl<T: TrainModule> Rank<'_, T> {
         Ok(self.group.barrier()?)
     }
 
+    /// Saves the run as it is now. A resumed run that has taken no step keeps the checkpoint that it
+    /// came from.
     fn save(
         &self,
         folder: &RunFolder,
         model: &T::Model,
         strategy: &DataParallel,
     ) -> Result<(), Error> {
+        if self.progress.step == self.progress.first_step {
+            return Ok(());
+        }
         let manifest = Manifest {
             format: checkpoint::FORMAT,
             step: self.progress.step,

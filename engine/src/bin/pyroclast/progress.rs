@@ -84,5 +84,8 @@ impl Callback for Progress {
     fn on_fit_end(&mut self, _reason: StopReason) {
         // Leaves the bar as it is, also where the run ended early.
         self.bar.abandon();
+        if self.is_watched {
+            say("");
+        }
     }
 }
