@@ -96,3 +96,11 @@ fn main() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_example_learns() {
+        super::main().expect("the example should learn a sine");
+    }
+}
