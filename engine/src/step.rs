@@ -2,7 +2,7 @@
 
 use pyroclast_kernels::interop;
 use pyroclast_precision::{Verdict, seed};
-use pyroclast_strategies::{Counts, DataParallel, MicroBatch, ProcessGroup};
+use pyroclast_strategies::{Counts, DataParallel, MicroBatch, ProcessGroup, ReduceOp};
 
 use crate::data::MicroBatches;
 use crate::error::{BoxError, Error};
@@ -118,7 +118,8 @@ impl Totals {
     ) -> Result<Self, Error> {
         let mut metrics = self.weighted_metrics.take().unwrap_or_default();
         let names = fingerprint(&metrics);
-        let global = group.all_reduce(vec![self.weight, self.weighted_loss, names]).wait()?;
+        let global =
+            group.all_reduce(vec![self.weight, self.weighted_loss, names], ReduceOp::Sum).wait()?;
         (self.weight, self.weighted_loss) = (global[0], global[1]);
         if global[2] != names * group.world() as f64 {
             let problem = "every rank must return the same named metrics";
@@ -126,7 +127,7 @@ impl Totals {
         }
         if !metrics.is_empty() {
             let values = metrics.iter().map(|(_, value)| *value).collect();
-            let global = group.all_reduce::<f64>(values).wait()?;
+            let global = group.all_reduce::<f64>(values, ReduceOp::Sum).wait()?;
             for ((_, value), global) in metrics.iter_mut().zip(global) {
                 *value = global;
             }

@@ -12,6 +12,7 @@ use burn::module::Module;
 use burn::tensor::Gradients;
 use pyroclast_kernels::{gradient, interop};
 
+use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::{Pending, ProcessGroup};
 use crate::layout::{Layout, ROOT};
@@ -227,7 +228,7 @@ impl GradientBuckets {
             }
             bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
                 Storage::Here(sums) if self.group.world() > 1 => {
-                    Storage::InFlight(self.group.all_reduce(sums))
+                    Storage::InFlight(self.group.ring_all_reduce(sums, ReduceOp::Sum))
                 }
                 other => other,
             };

@@ -3,9 +3,11 @@
 //! Vocabulary: a buffer is cut into one *chunk* per rank; a chunk is cut into *segments*, so that a
 //! rank passes the first segment on while the second is still arriving.
 
+mod algorithm;
 mod element;
 mod executor;
 pub mod plan;
 
-pub use element::Element;
+pub use algorithm::Algorithm;
+pub use element::{Element, ReduceOp};
 pub(crate) use executor::{Run, execute};

@@ -10,6 +10,7 @@ use burn::tensor::{Gradients, Tensor};
 use pyroclast_kernels::{gradient, interop};
 
 use crate::buckets::{Counts, GradientBuckets, MicroBatch};
+use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::layout::{Layout, ParamInfo, shape_of};
@@ -213,7 +214,7 @@ fn check_same_layout(layout: &Layout, group: &ProcessGroup) -> Result<(), Error>
     let mut theirs = mine.clone();
     theirs.resize(length[0] as usize, 0);
     let differs = group.broadcast(theirs, 0).wait()? != mine;
-    let differing = group.all_reduce(vec![f64::from(u8::from(differs))]).wait()?;
+    let differing = group.all_reduce(vec![f64::from(u8::from(differs))], ReduceOp::Sum).wait()?;
     if differs {
         return Err(Error::LayoutMismatch { rank: group.rank() });
     }

@@ -71,6 +71,16 @@ pub enum Error {
         /// What the other rank is doing.
         theirs: Description,
     },
+    /// A collective was called with arguments that it cannot have.
+    #[error("rank {rank}: {collective}: {problem}")]
+    Misuse {
+        /// This rank.
+        rank: usize,
+        /// What was called.
+        collective: Description,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
     /// The rank's communication thread is gone.
     #[error("rank {rank}: the communication thread has ended")]
     GroupClosed {

@@ -1,17 +1,20 @@
 //! A rank's membership in a group: collectives in launch order, on a thread of their own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod worker;
+
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use crate::abort::AbortSignal;
-use crate::collectives::plan::{self, Plan};
-use crate::collectives::{Element, Run, execute};
+use crate::collectives::plan::{self, Action, Plan, Step};
+use crate::collectives::{Algorithm, Element, ReduceOp};
 use crate::error::{Description, Error};
-use crate::transport::{Frame, Transport, memory};
+use crate::transport::{Transport, memory};
+use worker::{Counted, Counters, Worker};
 
 /// Settings of a group.
 #[derive(Clone, Debug)]
@@ -21,11 +24,17 @@ pub struct GroupOptions {
     /// Largest segment in bytes, at least 8. By default 256 KiB: small enough that a ring of ranks
     /// on one machine passes it on from the second-level cache.
     pub segment_bytes: usize,
+    /// How all-reduces are done. By default whichever is cheaper for their size.
+    pub algorithm: Algorithm,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(600), segment_bytes: 1 << 18 }
+        Self {
+            timeout: Duration::from_secs(600),
+            segment_bytes: 1 << 18,
+            algorithm: Algorithm::Auto,
+        }
     }
 }
 
@@ -53,22 +62,16 @@ pub struct ProcessGroup {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Ten years: as good as none, and far from the end of the clock.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
 #[derive(Debug)]
 struct Launcher {
     sequence: u64,
+    /// By peer: messages sent to it and received from it outside collectives.
+    sent: Vec<u64>,
+    received: Vec<u64>,
     /// `None` once the group is being closed.
     jobs: Option<Sender<Job>>,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    messages: AtomicU64,
-    bytes: AtomicU64,
 }
 
 /// A collective that has been launched.
@@ -102,13 +105,18 @@ impl ProcessGroup {
         let thread = std::thread::Builder::new()
             .name(format!("comm-{rank}"))
             .spawn(move || {
-                let mut worker = Worker { transport: counted, options };
+                let mut worker = Worker { transport: counted, options, op: ReduceOp::Sum };
                 for job in queue {
                     job(&mut worker);
                 }
             })
             .expect("the operating system should start a communication thread");
-        let launcher = Mutex::new(Launcher { sequence: 0, jobs: Some(jobs) });
+        let launcher = Mutex::new(Launcher {
+            sequence: 0,
+            sent: vec![0; world],
+            received: vec![0; world],
+            jobs: Some(jobs),
+        });
         Self { rank, world, launcher, abort, traffic, thread: Some(thread) }
     }
 
@@ -146,15 +154,105 @@ impl ProcessGroup {
         &self.abort
     }
 
-    /// Sums `buffer` over all ranks. Every rank gets the same bits.
-    pub fn all_reduce<T: Element>(&self, buffer: Vec<T>) -> Pending<Vec<T>> {
-        self.launch("all_reduce", buffer, plan::all_reduce)
+    /// Reduces `buffer` over all ranks. Every rank gets the same bits.
+    pub fn all_reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        self.reduction("all_reduce", buffer, op, |worker, len, partial_bytes| {
+            let (world, rank) = worker.place();
+            match worker.options.algorithm.resolve(len * partial_bytes, world) {
+                Algorithm::Doubling => plan::all_reduce_doubling(len, world, rank),
+                _ => plan::all_reduce(len, world, rank),
+            }
+        })
+    }
+
+    /// As [`Self::all_reduce`], always by the ring: bit for bit a [`Self::reduce_scatter`] followed
+    /// by an [`Self::all_gather`].
+    pub fn ring_all_reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        self.reduction("ring_all_reduce", buffer, op, |worker, len, _| {
+            let (world, rank) = worker.place();
+            plan::all_reduce(len, world, rank)
+        })
+    }
+
+    /// Reduces `buffer` over all ranks; each rank gets its own [shard](crate::shard::shard) of the
+    /// outcome, in place. What the rest of the buffer holds afterwards is unspecified.
+    pub fn reduce_scatter<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        self.reduction("reduce_scatter", buffer, op, |worker, len, _| {
+            let (world, rank) = worker.place();
+            plan::reduce_scatter(len, world, rank)
+        })
+    }
+
+    /// Reduces `buffer` over all ranks; `root` gets the outcome. What the other ranks' buffers hold
+    /// afterwards is unspecified.
+    pub fn reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp, root: usize) -> Pending<Vec<T>> {
+        self.reduction("reduce", buffer, op, move |worker, len, _| {
+            let (world, rank) = worker.place();
+            plan::reduce(len, world, rank, root)
+        })
+    }
+
+    /// Gives every rank every rank's [shard](crate::shard::shard) of the buffer, in place.
+    pub fn all_gather<T: Element>(&self, buffer: Vec<T>) -> Pending<Vec<T>> {
+        self.movement("all_gather", buffer, plan::all_gather)
+    }
+
+    /// Gives every rank what each rank brings, of whatever length, in rank order.
+    pub fn all_gather_uneven<T: Element>(&self, part: Vec<T>) -> Pending<Vec<Vec<T>>> {
+        self.launch("all_gather_uneven", part, |worker, part, description| {
+            let (world, rank) = worker.place();
+            let mut lengths = vec![0; world];
+            lengths[rank] = part.len() as i64;
+            let description = Description { elements: world, ..description };
+            worker.run(&plan::all_gather(world, world, rank), &mut lengths, description)?;
+            let mut end = 0;
+            let mut range = |len: &i64| {
+                let start = end;
+                end += usize::try_from(*len).unwrap_or_default();
+                start..end
+            };
+            let ranges: Vec<_> = lengths.iter().map(&mut range).collect();
+            let mut buffer = vec![T::ZERO; end];
+            buffer[ranges[rank].clone()].copy_from_slice(&part);
+            let description = Description { elements: end, ..description };
+            worker.run(&plan::all_gather_ranges(&ranges, rank), &mut buffer, description)?;
+            Ok(ranges.into_iter().map(|range| buffer[range].to_vec()).collect())
+        })
     }
 
     /// Gives every rank `root`'s numbers. All ranks pass a buffer of the same length.
     pub fn broadcast<T: Element>(&self, buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
-        self.launch("broadcast", buffer, move |len, world, rank| {
+        self.movement("broadcast", buffer, move |len, world, rank| {
             plan::broadcast(len, world, rank, root)
+        })
+    }
+
+    /// Gives `root` every rank's [shard](crate::shard::shard) of the buffer, in place.
+    pub fn gather<T: Element>(&self, buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
+        self.movement("gather", buffer, move |len, world, rank| {
+            plan::gather(len, world, rank, root)
+        })
+    }
+
+    /// Gives every rank its [shard](crate::shard::shard) of `root`'s buffer, in place.
+    pub fn scatter<T: Element>(&self, buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
+        self.movement("scatter", buffer, move |len, world, rank| {
+            plan::scatter(len, world, rank, root)
+        })
+    }
+
+    /// Exchanges shards: afterwards shard `r` of each rank's buffer is what rank `r` had for it. The
+    /// length must be a multiple of the world.
+    pub fn all_to_all<T: Element>(&self, buffer: Vec<T>) -> Pending<Vec<T>> {
+        self.launch("all_to_all", buffer, |worker, mut buffer, collective| {
+            let (world, rank) = worker.place();
+            let len = buffer.len();
+            if !len.is_multiple_of(world) {
+                let problem = format!("{len} elements are no multiple of {world} ranks; pad them");
+                return Err(Error::Misuse { rank, collective, problem });
+            }
+            worker.run(&plan::all_to_all(len, world, rank), &mut buffer, collective)?;
+            Ok(buffer)
         })
     }
 
@@ -166,26 +264,107 @@ impl ProcessGroup {
     pub fn barrier(&self) -> Result<(), Error> {
         // One byte per rank: an all-reduce ends on a rank only after all ranks have begun it.
         let arrived = vec![0u8; self.world];
-        self.launch("barrier", arrived, plan::all_reduce).wait().map(drop)
+        self.movement("barrier", arrived, plan::all_reduce).wait().map(drop)
     }
 
-    fn launch<T: Element>(
+    /// Sends `values` to `peer`, which calls [`Self::recv`] with as many.
+    pub fn send<T: Element>(&self, values: Vec<T>, peer: usize) -> Pending<()> {
+        let count = |launcher: &mut Launcher| next(&mut launcher.sent[peer]);
+        self.enqueue("send", values, count, move |worker, mut values, description| {
+            let range = 0..values.len();
+            let plan = Plan { steps: vec![Step::Send { to: peer, range }] };
+            worker.run(&plan, &mut values, description)
+        })
+    }
+
+    /// Receives what `peer` [sends](Self::send) next into `buffer`.
+    pub fn recv<T: Element>(&self, buffer: Vec<T>, peer: usize) -> Pending<Vec<T>> {
+        let count = |launcher: &mut Launcher| next(&mut launcher.received[peer]);
+        self.enqueue("send", buffer, count, move |worker, mut buffer, description| {
+            let range = 0..buffer.len();
+            let step = Step::Receive { from: peer, range, action: Action::Replace, forward: None };
+            worker.run(&Plan { steps: vec![step] }, &mut buffer, description)?;
+            Ok(buffer)
+        })
+    }
+
+    /// A collective that combines numbers, in the type of its partial results.
+    fn reduction<T: Element>(
         &self,
         operation: &'static str,
-        mut buffer: Vec<T>,
+        buffer: Vec<T>,
+        op: ReduceOp,
+        plan: impl FnOnce(&Worker, usize, usize) -> Plan + Send + 'static,
+    ) -> Pending<Vec<T>> {
+        self.launch(operation, buffer, move |worker, mut buffer, description| {
+            let (world, rank) = worker.place();
+            if op == ReduceOp::Mean && !T::IS_FLOAT {
+                let problem = format!("a mean of {} has no exact value; use sum", T::DTYPE);
+                return Err(Error::Misuse { rank, collective: description, problem });
+            }
+            let plan = plan(worker, buffer.len(), size_of::<T::Partial>());
+            worker.op = op;
+            // Most types are their own partial, and then the buffer itself is reduced.
+            if let Some(same) = T::as_partial(&mut buffer) {
+                worker.run(&plan, same, description)?;
+                if op == ReduceOp::Mean {
+                    T::Partial::divide(same, world);
+                }
+                return Ok(buffer);
+            }
+            let mut partial: Vec<T::Partial> = buffer.iter().map(|v| v.to_partial()).collect();
+            worker.run(&plan, &mut partial, description)?;
+            if op == ReduceOp::Mean {
+                T::Partial::divide(&mut partial, world);
+            }
+            for (value, partial) in buffer.iter_mut().zip(partial) {
+                *value = T::from_partial(partial);
+            }
+            Ok(buffer)
+        })
+    }
+
+    /// A collective that only moves numbers.
+    fn movement<T: Element>(
+        &self,
+        operation: &'static str,
+        buffer: Vec<T>,
         plan: impl FnOnce(usize, usize, usize) -> Plan + Send + 'static,
     ) -> Pending<Vec<T>> {
+        self.launch(operation, buffer, move |worker, mut buffer, description| {
+            let (world, rank) = worker.place();
+            worker.op = ReduceOp::Sum;
+            worker.run(&plan(buffer.len(), world, rank), &mut buffer, description)?;
+            Ok(buffer)
+        })
+    }
+
+    /// Launches a collective of all ranks.
+    fn launch<T: Element, R: Send + 'static>(
+        &self,
+        operation: &'static str,
+        buffer: Vec<T>,
+        body: impl FnOnce(&mut Worker, Vec<T>, Description) -> Result<R, Error> + Send + 'static,
+    ) -> Pending<R> {
+        let count = |launcher: &mut Launcher| next(&mut launcher.sequence);
+        self.enqueue(operation, buffer, count, body)
+    }
+
+    fn enqueue<T: Element, R: Send + 'static>(
+        &self,
+        operation: &'static str,
+        buffer: Vec<T>,
+        count: impl FnOnce(&mut Launcher) -> u64,
+        body: impl FnOnce(&mut Worker, Vec<T>, Description) -> Result<R, Error> + Send + 'static,
+    ) -> Pending<R> {
         let (answer, result) = bounded(1);
-        let (rank, world) = (self.rank, self.world);
         // The lock spans number and queue: collectives run in the order of their numbers.
         let mut launcher = self.launcher.lock().unwrap_or_else(PoisonError::into_inner);
-        let sequence = launcher.sequence;
-        launcher.sequence += 1;
-        let description =
-            Description { operation, sequence, elements: buffer.len(), dtype: T::DTYPE };
+        let sequence = count(&mut launcher);
+        let elements = buffer.len();
+        let description = Description { operation, sequence, elements, dtype: T::DTYPE };
         let job: Job = Box::new(move |worker| {
-            let plan = plan(buffer.len(), world, rank);
-            let outcome = worker.run(&plan, &mut buffer, description).map(|()| buffer);
+            let outcome = worker.guarded(|worker| body(worker, buffer, description));
             // Nobody waits any more if the rank has failed.
             let _ = answer.send(outcome);
         });
@@ -193,8 +372,14 @@ impl ProcessGroup {
             // A send fails only if the thread is gone; waiting reports that as `GroupClosed`.
             let _ = jobs.send(job);
         }
-        Pending { rank, result }
+        Pending { rank: self.rank, result }
     }
+}
+
+/// Counts up, and returns the count before.
+fn next(count: &mut u64) -> u64 {
+    *count += 1;
+    *count - 1
 }
 
 impl Drop for ProcessGroup {
@@ -207,73 +392,6 @@ impl Drop for ProcessGroup {
             // Its only panics would be in element arithmetic, and those have been reported.
             let _ = thread.join();
         }
-    }
-}
-
-/// The communication thread's state.
-struct Worker {
-    transport: Counted,
-    options: GroupOptions,
-}
-
-impl Worker {
-    fn run<T: Element>(
-        &mut self,
-        plan: &Plan,
-        buffer: &mut [T],
-        description: Description,
-    ) -> Result<(), Error> {
-        let signal = self.transport.abort_signal().clone();
-        if let Some(failure) = signal.failure() {
-            return Err(Error::Aborted { rank: failure.rank, reason: failure.reason });
-        }
-        let mut run = Run {
-            deadline: Instant::now() + self.options.timeout.min(LONGEST_TIMEOUT),
-            transport: &mut self.transport,
-            description,
-            segment: (self.options.segment_bytes / size_of::<T>()).max(1),
-        };
-        let outcome = execute(plan, buffer, &mut run);
-        if let Err(error) = &outcome {
-            signal.raise(self.transport.rank(), error);
-        }
-        outcome
-    }
-}
-
-/// Counts what passes through a transport.
-#[derive(Debug)]
-struct Counted {
-    inner: Box<dyn Transport>,
-    counters: Arc<Counters>,
-}
-
-impl Transport for Counted {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-
-    fn abort_signal(&self) -> &AbortSignal {
-        self.inner.abort_signal()
-    }
-
-    fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error> {
-        self.counters.messages.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(frame.payload.byte_len() as u64, Ordering::Relaxed);
-        self.inner.send(peer, frame)
-    }
-
-    fn recv(
-        &mut self,
-        peer: usize,
-        waiting_in: Description,
-        deadline: Instant,
-    ) -> Result<Frame, Error> {
-        self.inner.recv(peer, waiting_in, deadline)
     }
 }
 

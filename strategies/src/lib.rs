@@ -28,6 +28,7 @@ pub mod transport;
 mod unit;
 
 pub use buckets::{Counts, MicroBatch};
+pub use collectives::{Algorithm, Element, ReduceOp};
 pub use data_parallel::{DataParallel, OptimizerSetup};
 pub use error::{Description, Error};
 pub use group::{GroupOptions, Pending, ProcessGroup, Traffic};

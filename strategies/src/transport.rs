@@ -15,6 +15,14 @@ pub enum Payload {
     F32(Vec<f32>),
     /// 64-bit floats.
     F64(Vec<f64>),
+    /// 16-bit floats, IEEE.
+    F16(Vec<half::f16>),
+    /// 16-bit floats with the exponent of `f32`.
+    Bf16(Vec<half::bf16>),
+    /// 32-bit integers.
+    I32(Vec<i32>),
+    /// 64-bit integers.
+    I64(Vec<i64>),
     /// Bytes.
     U8(Vec<u8>),
 }
@@ -26,6 +34,10 @@ impl Payload {
         match self {
             Self::F32(v) => size_of_val(v.as_slice()),
             Self::F64(v) => size_of_val(v.as_slice()),
+            Self::F16(v) => size_of_val(v.as_slice()),
+            Self::Bf16(v) => size_of_val(v.as_slice()),
+            Self::I32(v) => size_of_val(v.as_slice()),
+            Self::I64(v) => size_of_val(v.as_slice()),
             Self::U8(v) => v.len(),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, parameters};
+use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, ReduceOp, parameters};
 
 use super::initialise::{Randomness, build_model, check_identity, restore};
 use super::progress::Progress;
@@ -317,7 +317,7 @@ impl<T: TrainModule> Rank<'_, T> {
     /// Whether any rank wants to stop, agreed on by all, so that none goes on alone.
     fn anybody_stops(&self, action: Action) -> Result<bool, Error> {
         let stop = action == Action::Stop || self.shared.stop.load(Ordering::Relaxed);
-        let votes = self.group.all_reduce(vec![f64::from(u8::from(stop))]).wait()?;
+        let votes = self.group.all_reduce(vec![f64::from(u8::from(stop))], ReduceOp::Max).wait()?;
         Ok(votes[0] > 0.0)
     }
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::Element;
-use super::plan::{Action, Plan};
+use super::plan::{Action, Plan, Step};
+use super::{Element, ReduceOp};
 use crate::error::{Description, Error};
 use crate::transport::{Frame, Transport};
 
@@ -13,6 +13,7 @@ use crate::transport::{Frame, Transport};
 pub(crate) struct Run<'a> {
     pub(crate) transport: &'a mut dyn Transport,
     pub(crate) description: Description,
+    pub(crate) op: ReduceOp,
     /// Elements per segment, at least 1.
     pub(crate) segment: usize,
     pub(crate) deadline: Instant,
@@ -20,32 +21,43 @@ pub(crate) struct Run<'a> {
 
 /// Runs `plan` on `buffer`, in place.
 ///
-/// A segment is copied once when this rank starts it; from then on the received allocation itself
-/// travels, so passing a partial sum on costs one addition per element and no copy.
+/// A segment is copied once when this rank sends it; from then on the received allocation itself
+/// travels, so passing a partial result on costs one operation per element and no copy.
 pub(crate) fn execute<T: Element>(
     plan: &Plan,
     buffer: &mut [T],
     run: &mut Run<'_>,
 ) -> Result<(), Error> {
-    if let Some((to, range)) = &plan.start {
-        for segment in segments(range, run.segment) {
-            run.send(*to, buffer[segment].to_vec())?;
-        }
-    }
-    for hop in &plan.hops {
-        for segment in segments(&hop.range, run.segment) {
-            let own = &mut buffer[segment];
-            let mut received: Vec<T> = run.recv(hop.from, own.len())?;
-            match hop.action {
-                Action::Pass => T::add(&mut received, own),
-                Action::Finish => {
-                    T::add(&mut received, own);
-                    own.copy_from_slice(&received);
+    let rank = run.transport.rank();
+    for step in &plan.steps {
+        match step {
+            Step::Send { to, range } => {
+                for segment in segments(range, run.segment) {
+                    run.send(*to, buffer[segment].to_vec())?;
                 }
-                Action::Replace => own.copy_from_slice(&received),
             }
-            if let Some(to) = hop.forward {
-                run.send(to, received)?;
+            Step::Receive { from, range, action, forward } => {
+                for segment in segments(range, run.segment) {
+                    let own = &mut buffer[segment];
+                    let mut received: Vec<T> = run.recv(*from, own.len())?;
+                    match action {
+                        Action::Pass => T::combine(run.op, &mut received, own),
+                        // Operands stand in rank order, so that two ranks that exchange their
+                        // numbers get the same bits, down to which NaN it is.
+                        Action::Finish if *from < rank => {
+                            T::combine(run.op, &mut received, own);
+                            own.copy_from_slice(&received);
+                        }
+                        Action::Finish => {
+                            T::combine(run.op, own, &received);
+                            received.copy_from_slice(own);
+                        }
+                        Action::Replace => own.copy_from_slice(&received),
+                    }
+                    if let Some(to) = forward {
+                        run.send(*to, received)?;
+                    }
+                }
             }
         }
     }

@@ -1,14 +1,20 @@
 //! Who sends what to whom, as data. A plan is one rank's part of a collective; it is made and
 //! tested without any transport.
 //!
-//! Every plan here is a pipeline: a rank may start by sending a range of its own, and from then on
-//! each range that it receives is combined with its own numbers and passed on, or kept.
+//! A plan is a list of steps that the rank takes in order. Ring plans are pipelines: a range that is
+//! received is combined with the rank's own numbers and passed on at once.
 //!
-//! Ring all-reduce (Patarasuk and Yuan, 2009) as reduce-scatter followed by all-gather. With `W`
-//! ranks and `n` elements, each rank takes `2 (W - 1)` steps and sends `2 n (W - 1) / W` elements,
-//! which is the least that any algorithm can do. The sum of chunk `c` starts at rank `c + 1` and
-//! ends at rank `c`, in ring order: its rounding depends only on `W`, and because one rank finishes
-//! it and all others copy, every rank ends with the same bits.
+//! Costs are given per rank for `W` ranks and `n` elements: steps that wait for each other, and
+//! elements sent.
+//!
+//! | plan | steps | elements sent |
+//! |---|---|---|
+//! | [`all_reduce`] (ring) | `2 (W - 1)` | `2 n (W - 1) / W`, the least that any algorithm can do |
+//! | [`all_reduce_doubling`] | `log2 W` (+ 2 where W is no power of two) | `n` per step |
+//! | [`reduce_scatter`], [`all_gather`] | `W - 1` | `n (W - 1) / W` |
+//! | [`broadcast`], [`reduce`] (chain) | `W - 1` | `n` |
+//! | [`gather`], [`scatter`] | 1 | the shard; at the root of a scatter `n (W - 1) / W` |
+//! | [`all_to_all`] | 1 | `n (W - 1) / W` |
 
 use std::ops::Range;
 
@@ -17,95 +23,203 @@ use crate::shard::shard;
 /// One rank's part of a collective.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// A range to send before anything is received: the receiver, and the range.
-    pub start: Option<(usize, Range<usize>)>,
-    /// What to receive, in order.
-    pub hops: Vec<Hop>,
+    /// What to do, in order.
+    pub steps: Vec<Step>,
 }
 
-/// One range received, combined and perhaps passed on.
+/// One thing that a rank does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hop {
-    /// The sender.
-    pub from: usize,
-    /// The range of the buffer that arrives.
-    pub range: Range<usize>,
-    /// What happens to it.
-    pub action: Action,
-    /// Who gets the outcome next.
-    pub forward: Option<usize>,
+pub enum Step {
+    /// Sends a range of the buffer as it is now.
+    Send {
+        /// The receiver.
+        to: usize,
+        /// The range.
+        range: Range<usize>,
+    },
+    /// Receives a range, combines it, and perhaps passes the outcome on.
+    Receive {
+        /// The sender.
+        from: usize,
+        /// The range of the buffer that arrives.
+        range: Range<usize>,
+        /// What happens to it.
+        action: Action,
+        /// Who gets the outcome next.
+        forward: Option<usize>,
+    },
 }
 
 /// What a rank does with a range that it receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Add this rank's numbers to the partial sum that passes through; the buffer stays as it is.
+    /// Combine it with this rank's numbers only to pass it on; the buffer stays as it is.
     Pass,
-    /// Add this rank's numbers and keep the sum.
+    /// Combine it with this rank's numbers and keep the outcome.
     Finish,
     /// Keep what arrives in place of this rank's numbers.
     Replace,
 }
 
-/// Afterwards each rank holds the sum of its own shard.
+/// Afterwards each rank holds the reduction of its own shard. A ring: the reduction of chunk `c`
+/// starts at rank `c + 1` and ends at rank `c`, in ring order, so its rounding depends only on `W`.
 #[must_use]
 pub fn reduce_scatter(len: usize, world: usize, rank: usize) -> Plan {
-    if world == 1 {
-        return Plan::default();
-    }
     let ring = Ring { len, world, rank };
-    let hops = (2..=world)
-        .map(|behind| Hop {
+    let mut plan = Plan::default();
+    if world > 1 {
+        plan.steps.push(Step::Send { to: ring.next(), range: ring.chunk_behind(1) });
+        plan.steps.extend((2..=world).map(|behind| Step::Receive {
             from: ring.previous(),
             range: ring.chunk_behind(behind),
             action: if behind == world { Action::Finish } else { Action::Pass },
             forward: (behind < world).then(|| ring.next()),
-        })
-        .collect();
-    Plan { start: Some((ring.next(), ring.chunk_behind(1))), hops }
-}
-
-/// Afterwards each rank holds every rank's shard.
-#[must_use]
-pub fn all_gather(len: usize, world: usize, rank: usize) -> Plan {
-    if world == 1 {
-        return Plan::default();
-    }
-    let ring = Ring { len, world, rank };
-    Plan { start: Some((ring.next(), ring.chunk_behind(0))), hops: ring.gather_hops() }
-}
-
-/// Afterwards each rank holds the sum over all ranks: a reduce-scatter whose last segments start
-/// the all-gather as soon as they are summed.
-#[must_use]
-pub fn all_reduce(len: usize, world: usize, rank: usize) -> Plan {
-    let mut plan = reduce_scatter(len, world, rank);
-    if let Some(own) = plan.hops.last_mut() {
-        let ring = Ring { len, world, rank };
-        own.forward = Some(ring.next());
-        plan.hops.extend(ring.gather_hops());
+        }));
     }
     plan
 }
 
-/// Afterwards each rank holds `root`'s numbers. A chain: `W - 1` steps, and each rank but the last
-/// sends `n` elements once; segments make it take little longer than one send of the whole.
+/// Afterwards each rank holds every rank's shard. A ring.
+#[must_use]
+pub fn all_gather(len: usize, world: usize, rank: usize) -> Plan {
+    let shards: Vec<_> = (0..world).map(|owner| shard(len, world, owner)).collect();
+    all_gather_ranges(&shards, rank)
+}
+
+/// As [`all_gather`], with the range of every rank given.
+#[must_use]
+pub fn all_gather_ranges(ranges: &[Range<usize>], rank: usize) -> Plan {
+    let world = ranges.len();
+    let behind = |places: usize| ranges[(rank + world - places) % world].clone();
+    let mut plan = Plan::default();
+    if world > 1 {
+        let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+        plan.steps.push(Step::Send { to: next, range: behind(0) });
+        plan.steps.extend((1..world).map(|places| Step::Receive {
+            from: previous,
+            range: behind(places),
+            action: Action::Replace,
+            forward: (places + 1 < world).then_some(next),
+        }));
+    }
+    plan
+}
+
+/// Afterwards each rank holds the reduction over all ranks: a ring reduce-scatter whose last
+/// segments start the all-gather as soon as they are summed (Patarasuk and Yuan, 2009). One rank
+/// finishes a chunk and all others copy it, so every rank ends with the same bits.
+#[must_use]
+pub fn all_reduce(len: usize, world: usize, rank: usize) -> Plan {
+    let ring = Ring { len, world, rank };
+    let mut plan = reduce_scatter(len, world, rank);
+    if let Some(Step::Receive { forward, .. }) = plan.steps.last_mut() {
+        // The send that would start an all-gather is this forward.
+        *forward = Some(ring.next());
+        plan.steps.extend(all_gather(len, world, rank).steps.into_iter().skip(1));
+    }
+    plan
+}
+
+/// The same as [`all_reduce`] in fewer, larger steps: recursive doubling (Thakur, Rabenseifner and
+/// Gropp, 2005). In each step two ranks exchange all they have; combining is symmetric, so both get
+/// the same bits. Ranks beyond the largest power of two first hand their numbers to a partner, and
+/// get the outcome from it.
+#[must_use]
+pub fn all_reduce_doubling(len: usize, world: usize, rank: usize) -> Plan {
+    let power = if world.is_power_of_two() { world } else { world.next_power_of_two() / 2 };
+    let whole = 0..len;
+    let send = |to| Step::Send { to, range: whole.clone() };
+    let receive =
+        |from, action| Step::Receive { from, range: whole.clone(), action, forward: None };
+    if rank >= power {
+        let partner = rank - power;
+        return Plan { steps: vec![send(partner), receive(partner, Action::Replace)] };
+    }
+    let extra = Some(rank + power).filter(|extra| *extra < world);
+    let mut steps: Vec<Step> =
+        extra.map(|extra| receive(extra, Action::Finish)).into_iter().collect();
+    for bit in (0..power.ilog2()).map(|bit| 1 << bit) {
+        steps.extend([send(rank ^ bit), receive(rank ^ bit, Action::Finish)]);
+    }
+    steps.extend(extra.map(send));
+    Plan { steps }
+}
+
+/// Afterwards each rank holds `root`'s numbers. A chain, which segments turn into a pipeline.
 #[must_use]
 pub fn broadcast(len: usize, world: usize, rank: usize, root: usize) -> Plan {
+    let ring = Ring { len, world, rank };
     if world == 1 {
         return Plan::default();
     }
-    let ring = Ring { len, world, rank };
-    if rank == root {
-        return Plan { start: Some((ring.next(), 0..len)), hops: vec![] };
-    }
-    let hop = Hop {
-        from: ring.previous(),
-        range: 0..len,
-        action: Action::Replace,
-        forward: (ring.next() != root).then(|| ring.next()),
+    let step = if rank == root {
+        Step::Send { to: ring.next(), range: 0..len }
+    } else {
+        Step::Receive {
+            from: ring.previous(),
+            range: 0..len,
+            action: Action::Replace,
+            forward: (ring.next() != root).then(|| ring.next()),
+        }
     };
-    Plan { start: None, hops: vec![hop] }
+    Plan { steps: vec![step] }
+}
+
+/// Afterwards `root` holds the reduction over all ranks. A chain that starts behind the root.
+#[must_use]
+pub fn reduce(len: usize, world: usize, rank: usize, root: usize) -> Plan {
+    let ring = Ring { len, world, rank };
+    if world == 1 {
+        return Plan::default();
+    }
+    let is_first = ring.previous() == root;
+    let step = if is_first && rank != root {
+        Step::Send { to: ring.next(), range: 0..len }
+    } else {
+        Step::Receive {
+            from: ring.previous(),
+            range: 0..len,
+            action: if rank == root { Action::Finish } else { Action::Pass },
+            forward: (rank != root).then(|| ring.next()),
+        }
+    };
+    Plan { steps: vec![step] }
+}
+
+/// Afterwards `root` holds every rank's shard, each sent straight to it.
+#[must_use]
+pub fn gather(len: usize, world: usize, rank: usize, root: usize) -> Plan {
+    if rank != root {
+        return Plan { steps: vec![Step::Send { to: root, range: shard(len, world, rank) }] };
+    }
+    let others = (0..world).filter(|other| *other != root);
+    Plan { steps: others.map(|other| replace(other, shard(len, world, other))).collect() }
+}
+
+/// Afterwards each rank holds its shard of `root`'s numbers, sent straight to it.
+#[must_use]
+pub fn scatter(len: usize, world: usize, rank: usize, root: usize) -> Plan {
+    if rank != root {
+        return Plan { steps: vec![replace(root, shard(len, world, rank))] };
+    }
+    let others = (0..world).filter(|other| *other != root);
+    let send = |other| Step::Send { to: other, range: shard(len, world, other) };
+    Plan { steps: others.map(send).collect() }
+}
+
+/// Afterwards shard `r` of each rank's buffer is what rank `r` had for it. `len` is a multiple of
+/// `world`, so that what arrives fits where it left from.
+#[must_use]
+pub fn all_to_all(len: usize, world: usize, rank: usize) -> Plan {
+    // Everything is sent before anything is received, so the exchange is in place.
+    let others = || (1..world).map(move |distance| (rank + distance) % world);
+    let send = |other| Step::Send { to: other, range: shard(len, world, other) };
+    let receive = |other| replace(other, shard(len, world, other));
+    Plan { steps: others().map(send).chain(others().map(receive)).collect() }
+}
+
+fn replace(from: usize, range: Range<usize>) -> Step {
+    Step::Receive { from, range, action: Action::Replace, forward: None }
 }
 
 /// A rank's place in the ring.
@@ -128,122 +242,7 @@ impl Ring {
     fn chunk_behind(&self, places: usize) -> Range<usize> {
         shard(self.len, self.world, (self.rank + self.world - places) % self.world)
     }
-
-    /// Receives every other rank's chunk, the nearest first, and passes on all but the last.
-    fn gather_hops(&self) -> Vec<Hop> {
-        (1..self.world)
-            .map(|behind| Hop {
-                from: self.previous(),
-                range: self.chunk_behind(behind),
-                action: Action::Replace,
-                forward: (behind + 1 < self.world).then(|| self.next()),
-            })
-            .collect()
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::{HashMap, VecDeque};
-
-    use super::*;
-
-    /// Every element as the set of ranks that were summed into it.
-    type Sets = Vec<u64>;
-
-    /// Runs the plans of all ranks on sets instead of numbers. Summing two sets that share a rank
-    /// means that a rank was counted twice.
-    fn simulate(len: usize, plans: &[Plan]) -> Vec<Sets> {
-        let mut buffers: Vec<Sets> = (0..plans.len()).map(|r| vec![1 << r; len]).collect();
-        let mut wires: HashMap<(usize, usize), VecDeque<Sets>> = HashMap::new();
-        for (rank, plan) in plans.iter().enumerate() {
-            if let Some((to, range)) = plan.start.clone() {
-                wires.entry((rank, to)).or_default().push_back(buffers[rank][range].to_vec());
-            }
-        }
-        let mut done = vec![0; plans.len()];
-        while done.iter().zip(plans).any(|(done, plan)| *done < plan.hops.len()) {
-            let before = done.clone();
-            for (rank, plan) in plans.iter().enumerate() {
-                let Some(hop) = plan.hops.get(done[rank]) else { continue };
-                let wire = wires.entry((hop.from, rank)).or_default();
-                let Some(mut received) = wire.pop_front() else { continue };
-                let own = &mut buffers[rank][hop.range.clone()];
-                assert_eq!(received.len(), own.len());
-                if hop.action != Action::Replace {
-                    for (theirs, mine) in received.iter_mut().zip(own.iter()) {
-                        assert_eq!(*theirs & *mine, 0, "a rank is counted twice");
-                        *theirs |= *mine;
-                    }
-                }
-                if hop.action != Action::Pass {
-                    own.copy_from_slice(&received);
-                }
-                if let Some(to) = hop.forward {
-                    wires.entry((rank, to)).or_default().push_back(received);
-                }
-                done[rank] += 1;
-            }
-            assert_ne!(before, done, "the plans wait for each other");
-        }
-        assert!(wires.values().all(VecDeque::is_empty), "something was sent that nobody received");
-        buffers
-    }
-
-    fn check(
-        plan: impl Fn(usize, usize, usize) -> Plan,
-        expected: impl Fn(usize, usize, &Sets, usize),
-    ) {
-        for world in 1..=64 {
-            for len in [0, 1, world - 1, world, world + 1, 97, 3 * world] {
-                let plans: Vec<Plan> = (0..world).map(|rank| plan(len, world, rank)).collect();
-                for (rank, buffer) in simulate(len, &plans).iter().enumerate() {
-                    expected(world, rank, buffer, len);
-                }
-            }
-        }
-    }
-
-    fn everyone(world: usize) -> u64 {
-        u64::MAX >> (64 - world)
-    }
-
-    #[test]
-    fn all_reduce_counts_every_rank_once_everywhere() {
-        check(all_reduce, |world, _, buffer, _| {
-            assert!(buffer.iter().all(|set| *set == everyone(world)));
-        });
-    }
-
-    #[test]
-    fn reduce_scatter_finishes_the_own_shard_only() {
-        check(reduce_scatter, |world, rank, buffer, len| {
-            let own = shard(len, world, rank);
-            for (i, set) in buffer.iter().enumerate() {
-                let expected = if own.contains(&i) { everyone(world) } else { 1 << rank };
-                assert_eq!(*set, expected);
-            }
-        });
-    }
-
-    #[test]
-    fn all_gather_copies_every_shard() {
-        check(all_gather, |world, _, buffer, len| {
-            for owner in 0..world {
-                assert!(buffer[shard(len, world, owner)].iter().all(|set| *set == 1 << owner));
-            }
-        });
-    }
-
-    #[test]
-    fn broadcast_copies_the_root() {
-        for root in [0, 1, 5] {
-            check(
-                |len, world, rank| broadcast(len, world, rank, root % world),
-                |world, _, buffer, _| {
-                    assert!(buffer.iter().all(|set| *set == 1 << (root % world)));
-                },
-            );
-        }
-    }
-}
+mod tests;

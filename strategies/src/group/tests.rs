@@ -41,18 +41,188 @@ fn rough(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + rank * 13) % 101) as f32 * 1e-3 + 0.1).collect()
 }
 
-#[test]
-fn all_reduce_equals_the_scalar_sum_everywhere() {
-    for world in 1..=8 {
-        for len in lengths(world) {
-            let sums = ranks(world, &small_segments(), |group| {
-                group.all_reduce(whole(group.rank(), len)).wait().expect("a sum")
+/// What the tests need of a type: a value that no reduction over 8 ranks rounds.
+trait Sample: Element {
+    fn sample(rank: usize, i: usize) -> Self;
+}
+
+macro_rules! sample {
+    ($($type:ty: $from:expr),*) => {
+        $(impl Sample for $type {
+            fn sample(rank: usize, i: usize) -> Self {
+                $from((((i * 31 + rank * 17) % 7) + 1) as u8)
+            }
+        })*
+    };
+}
+
+sample!(f32: f32::from, f64: f64::from, i32: i32::from, i64: i64::from, u8: |v: u8| v,
+    half::f16: |v: u8| half::f16::from_f32(f32::from(v)),
+    half::bf16: |v: u8| half::bf16::from_f32(f32::from(v % 3 + 1)));
+
+fn samples<T: Sample>(rank: usize, len: usize) -> Vec<T> {
+    (0..len).map(|i| T::sample(rank, i)).collect()
+}
+
+/// The reduction of all ranks' samples, one element at a time, in partial results.
+fn reference<T: Sample>(op: ReduceOp, world: usize, len: usize) -> Vec<T> {
+    let one = |i: usize| {
+        let mut partial = [T::sample(0, i).to_partial()];
+        for rank in 1..world {
+            T::Partial::combine(op, &mut partial, &[T::sample(rank, i).to_partial()]);
+        }
+        if op == ReduceOp::Mean {
+            T::Partial::divide(&mut partial, world);
+        }
+        T::from_partial(partial[0])
+    };
+    (0..len).map(one).collect()
+}
+
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+fn every_reduction<T: Sample>(world: usize, len: usize) {
+    for op in OPS.into_iter().filter(|op| T::IS_FLOAT || *op != ReduceOp::Mean) {
+        let expected = reference::<T>(op, world, len);
+        let root = world - 1;
+        for algorithm in [Algorithm::Auto, Algorithm::Ring, Algorithm::Doubling] {
+            let options = GroupOptions { algorithm, ..small_segments() };
+            let outcomes = ranks(world, &options, |group| {
+                let mine = || samples::<T>(group.rank(), len);
+                let all = group.all_reduce(mine(), op);
+                let ring = group.ring_all_reduce(mine(), op);
+                let scattered = group.reduce_scatter(mine(), op);
+                let at_root = group.reduce(mine(), op, root);
+                let wait = |pending: Pending<Vec<T>>| pending.wait().expect("a reduction");
+                let shard = shard(len, world, group.rank());
+                let scattered = wait(scattered)[shard.clone()] == expected[shard];
+                let at_root = wait(at_root) == expected || group.rank() != root;
+                (wait(all), wait(ring), scattered && at_root)
             });
-            let expected: Vec<f32> =
-                (0..len).map(|i| (0..world).map(|rank| whole(rank, len)[i]).sum()).collect();
-            assert!(sums.iter().all(|sum| *sum == expected), "world {world}, len {len}");
+            for (all, ring, others_hold) in outcomes {
+                let what = format!("{} {} world {world}, len {len}", T::DTYPE, op.name());
+                assert_eq!(all, expected, "{what}, {algorithm:?}");
+                assert_eq!(ring, expected, "{what}");
+                assert!(others_hold, "{what}");
+            }
         }
     }
+}
+
+#[test]
+fn every_reduction_of_every_type_equals_the_scalar_reference() {
+    for world in 1..=8 {
+        for len in lengths(world) {
+            every_reduction::<f32>(world, len);
+        }
+        for len in [0, world + 1, 97] {
+            every_reduction::<f64>(world, len);
+            every_reduction::<half::f16>(world, len);
+            every_reduction::<half::bf16>(world, len);
+            every_reduction::<i32>(world, len);
+            every_reduction::<i64>(world, len);
+            every_reduction::<u8>(world, len);
+        }
+    }
+}
+
+fn every_movement<T: Sample>(world: usize, len: usize) {
+    let root = world / 2;
+    let what = format!("{} world {world}, len {len}", T::DTYPE);
+    let owner_of = |i: usize| (0..world).find(|r| shard(len, world, *r).contains(&i)).unwrap_or(0);
+    let outcomes = ranks(world, &small_segments(), |group| {
+        let rank = group.rank();
+        let mine = || samples::<T>(rank, len);
+        let wait = |pending: Pending<Vec<T>>| pending.wait().expect("numbers");
+        let gathered = wait(group.all_gather(mine()));
+        let of_owners: Vec<T> = (0..len).map(|i| T::sample(owner_of(i), i)).collect();
+        assert_eq!(gathered, of_owners, "all_gather, {what}");
+        let at_root = wait(group.gather(mine(), root));
+        assert!(rank != root || at_root == of_owners, "gather, {what}");
+        let own = shard(len, world, rank);
+        let scattered = wait(group.scatter(mine(), root))[own.clone()].to_vec();
+        assert_eq!(scattered, samples::<T>(root, len)[own], "scatter, {what}");
+        assert_eq!(wait(group.broadcast(mine(), root)), samples::<T>(root, len));
+        // Rank r brings r elements more than rank 0.
+        let parts = group.all_gather_uneven(samples::<T>(rank, len + rank)).wait().expect("parts");
+        for (from, part) in parts.iter().enumerate() {
+            assert_eq!(*part, samples::<T>(from, len + from), "all_gather_uneven, {what}");
+        }
+        let exchanged = wait(group.all_to_all(samples::<T>(rank, len * world)));
+        for from in 0..world {
+            let chunk = shard(len * world, world, from);
+            let expected = &samples::<T>(from, len * world)[chunk.clone()];
+            // What rank `from` had for this rank stood in the chunk of this rank.
+            let theirs = &samples::<T>(from, len * world)[shard(len * world, world, rank)];
+            assert_eq!(exchanged[chunk].len(), expected.len());
+            assert_eq!(&exchanged[shard(len * world, world, from)], theirs, "all_to_all, {what}");
+        }
+        if world > 1 {
+            let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+            let sent = group.send(mine(), next);
+            let received = wait(group.recv(vec![T::ZERO; len], previous));
+            sent.wait().expect("a send");
+            assert_eq!(received, samples::<T>(previous, len), "send and recv, {what}");
+        }
+        group.barrier()
+    });
+    assert!(outcomes.iter().all(Result::is_ok));
+}
+
+#[test]
+fn every_movement_of_every_type_brings_what_it_should() {
+    for world in 1..=8 {
+        for len in lengths(world) {
+            every_movement::<f32>(world, len);
+        }
+        for len in [0, world + 1, 97] {
+            every_movement::<f64>(world, len);
+            every_movement::<half::f16>(world, len);
+            every_movement::<half::bf16>(world, len);
+            every_movement::<i32>(world, len);
+            every_movement::<i64>(world, len);
+            every_movement::<u8>(world, len);
+        }
+    }
+}
+
+#[test]
+fn half_precision_is_rounded_once() {
+    // 2048 + 1 is no f16, so rounding after every addition would lose all ones.
+    let sums = ranks(5, &small_segments(), |group| {
+        let mine = if group.rank() == 0 { 2048.0 } else { 1.0 };
+        group.all_reduce(vec![half::f16::from_f32(mine)], ReduceOp::Sum).wait().expect("a sum")
+    });
+    assert!(sums.iter().all(|sum| sum[0].to_f32() == 2052.0), "{sums:?}");
+}
+
+#[test]
+fn a_rank_with_nan_is_seen_by_every_reduction_on_every_rank() {
+    for op in OPS {
+        for algorithm in [Algorithm::Ring, Algorithm::Doubling] {
+            let options = GroupOptions { algorithm, ..small_segments() };
+            let outcomes = ranks(3, &options, |group| {
+                let mine = if group.rank() == 1 { f32::NAN } else { 1.0 };
+                let outcome = group.all_reduce(vec![mine; 3], op).wait().expect("numbers");
+                outcome.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            });
+            assert!(outcomes[0].iter().all(|bits| f32::from_bits(*bits).is_nan()), "{op:?}");
+            assert!(outcomes.iter().all(|bits| *bits == outcomes[0]), "{op:?}, {algorithm:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_collective_cannot_do_is_refused() {
+    let errors = ranks(2, &GroupOptions::default(), |group| {
+        group.all_reduce(vec![1i32; 4], ReduceOp::Mean).wait().expect_err("no mean of integers")
+    });
+    assert!(errors.iter().any(|e| e.to_string().contains("use sum")), "{errors:?}");
+    let errors = ranks(2, &GroupOptions::default(), |group| {
+        group.all_to_all(vec![1u8; 3]).wait().expect_err("3 is no multiple of 2")
+    });
+    assert!(errors.iter().any(|e| e.to_string().contains("pad them")), "{errors:?}");
 }
 
 #[test]
@@ -60,7 +230,10 @@ fn all_ranks_and_all_runs_get_the_same_bits() {
     for world in [2, 3, 5] {
         let run = |options: &GroupOptions| {
             ranks(world, options, |group| {
-                let sum = group.all_reduce(rough(group.rank(), 1009)).wait().expect("a sum");
+                let sum = group
+                    .all_reduce(rough(group.rank(), 1009), ReduceOp::Sum)
+                    .wait()
+                    .expect("a sum");
                 sum.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             })
         };
@@ -71,37 +244,14 @@ fn all_ranks_and_all_runs_get_the_same_bits() {
 }
 
 #[test]
-fn broadcast_gives_every_rank_the_roots_numbers() {
-    for world in 1..=6 {
-        for len in lengths(world) {
-            for root in [0, world - 1] {
-                let received = ranks(world, &small_segments(), |group| {
-                    group.broadcast(whole(group.rank(), len), root).wait().expect("numbers")
-                });
-                let expected = whole(root, len);
-                assert!(received.iter().all(|r| *r == expected), "world {world}, len {len}");
-            }
-        }
-    }
-}
-
-#[test]
-fn other_types_travel_too() {
-    let sums = ranks(3, &small_segments(), |group| {
-        let rank = group.rank() as u8;
-        let doubles = group.all_reduce(vec![f64::from(rank) + 0.5; 5]);
-        let bytes = group.broadcast(vec![rank; 5], 2);
-        (doubles.wait().expect("a sum"), bytes.wait().expect("bytes"))
-    });
-    assert!(sums.iter().all(|sum| *sum == (vec![4.5; 5], vec![2; 5])));
-}
-
-#[test]
 fn bytes_and_messages_are_those_of_the_ring() {
     for world in 2..=6 {
         for len in [0, world - 1, world, 97, 1009] {
             let traffic = ranks(world, &small_segments(), |group| {
-                group.all_reduce(whole(group.rank(), len)).wait().expect("a sum");
+                group
+                    .ring_all_reduce(whole(group.rank(), len), ReduceOp::Sum)
+                    .wait()
+                    .expect("a sum");
                 group.traffic()
             });
             for (rank, traffic) in traffic.iter().enumerate() {
@@ -123,7 +273,8 @@ fn bytes_and_messages_are_those_of_the_ring() {
 #[test]
 fn launched_collectives_overlap_and_keep_their_order() {
     let sums = ranks(3, &small_segments(), |group| {
-        let pending: Vec<_> = (0..20).map(|i| group.all_reduce(vec![i as f32; 50])).collect();
+        let pending: Vec<_> =
+            (0..20).map(|i| group.all_reduce(vec![i as f32; 50], ReduceOp::Sum)).collect();
         // Waiting in another order than launching changes nothing.
         pending.into_iter().rev().map(|p| p.wait().expect("a sum")[0]).collect::<Vec<_>>()
     });
@@ -134,8 +285,8 @@ fn launched_collectives_overlap_and_keep_their_order() {
 #[test]
 fn ranks_in_different_collectives_get_both_descriptions() {
     let errors = ranks(2, &GroupOptions::default(), |group| match group.rank() {
-        0 => group.all_reduce(vec![0.0f32; 8]).wait().expect_err("a mismatch"),
-        _ => group.all_reduce(vec![0.0f64; 6]).wait().expect_err("a mismatch"),
+        0 => group.all_reduce(vec![0.0f32; 8], ReduceOp::Sum).wait().expect_err("a mismatch"),
+        _ => group.all_reduce(vec![0.0f64; 6], ReduceOp::Sum).wait().expect_err("a mismatch"),
     });
     let mismatch = errors.iter().find(|error| matches!(error, Error::Mismatch { .. }));
     let message = mismatch.expect("one rank sees it first").to_string();
@@ -157,7 +308,7 @@ fn a_rank_that_leaves_ends_the_wait_of_the_others() {
 #[test]
 fn a_raised_signal_wakes_a_waiting_rank() {
     let errors = ranks(2, &GroupOptions::default(), |group| {
-        let waiting = (group.rank() == 0).then(|| group.all_reduce(vec![1.0f32; 4]));
+        let waiting = (group.rank() == 0).then(|| group.all_reduce(vec![1.0f32; 4], ReduceOp::Sum));
         if group.rank() == 1 {
             group.abort_signal().raise(1, "out of cheese");
         }
@@ -192,7 +343,7 @@ fn after_an_error_every_collective_fails_at_once() {
     let errors = ranks(2, &GroupOptions::default(), |group| {
         group.abort_signal().raise(0, "first");
         group.abort_signal().raise(1, "second");
-        group.all_reduce(vec![0u8; 3]).wait().expect_err("the group has failed")
+        group.all_reduce(vec![0u8; 3], ReduceOp::Sum).wait().expect_err("the group has failed")
     });
     assert!(errors.iter().all(|error| matches!(error, Error::Aborted { .. })), "{errors:?}");
     assert_eq!(errors[0], errors[1], "the first failure is the one that is blamed");
