@@ -27,8 +27,24 @@ fn small_segments() -> GroupOptions {
     GroupOptions { segment_bytes: 16, ..GroupOptions::default() }
 }
 
+/// Whether `scripts/test --full` runs.
+fn is_full() -> bool {
+    std::env::var_os("PYROCLAST_FULL").is_some()
+}
+
 fn lengths(world: usize) -> Vec<usize> {
-    vec![0, 1, world - 1, world, world + 1, 97, 1009]
+    let large = if is_full() { vec![1 << 18, (1 << 18) + 7] } else { vec![] };
+    [vec![0, 1, world - 1, world, world + 1, 97, 1009], large].concat()
+}
+
+/// Lengths for the types that share their code with `f32`.
+fn few_lengths(world: usize) -> Vec<usize> {
+    if is_full() { lengths(world) } else { vec![0, world + 1, 97] }
+}
+
+/// Several segments whatever the length, but not thousands.
+fn segments_for(len: usize) -> GroupOptions {
+    if len > 5000 { GroupOptions::default() } else { small_segments() }
 }
 
 /// Numbers that are exact in `f32` however they are summed.
@@ -87,7 +103,7 @@ fn every_reduction<T: Sample>(world: usize, len: usize) {
         let expected = reference::<T>(op, world, len);
         let root = world - 1;
         for algorithm in [Algorithm::Auto, Algorithm::Ring, Algorithm::Doubling] {
-            let options = GroupOptions { algorithm, ..small_segments() };
+            let options = GroupOptions { algorithm, ..segments_for(len) };
             let outcomes = ranks(world, &options, |group| {
                 let mine = || samples::<T>(group.rank(), len);
                 let all = group.all_reduce(mine(), op);
@@ -116,7 +132,7 @@ fn every_reduction_of_every_type_equals_the_scalar_reference() {
         for len in lengths(world) {
             every_reduction::<f32>(world, len);
         }
-        for len in [0, world + 1, 97] {
+        for len in few_lengths(world) {
             every_reduction::<f64>(world, len);
             every_reduction::<half::f16>(world, len);
             every_reduction::<half::bf16>(world, len);
@@ -131,7 +147,7 @@ fn every_movement<T: Sample>(world: usize, len: usize) {
     let root = world / 2;
     let what = format!("{} world {world}, len {len}", T::DTYPE);
     let owner_of = |i: usize| (0..world).find(|r| shard(len, world, *r).contains(&i)).unwrap_or(0);
-    let outcomes = ranks(world, &small_segments(), |group| {
+    let outcomes = ranks(world, &segments_for(len), |group| {
         let rank = group.rank();
         let mine = || samples::<T>(rank, len);
         let wait = |pending: Pending<Vec<T>>| pending.wait().expect("numbers");
@@ -176,7 +192,7 @@ fn every_movement_of_every_type_brings_what_it_should() {
         for len in lengths(world) {
             every_movement::<f32>(world, len);
         }
-        for len in [0, world + 1, 97] {
+        for len in few_lengths(world) {
             every_movement::<f64>(world, len);
             every_movement::<half::f16>(world, len);
             every_movement::<half::bf16>(world, len);
