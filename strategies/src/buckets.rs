@@ -15,7 +15,7 @@ use pyroclast_kernels::{gradient, interop};
 use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::{Pending, ProcessGroup};
-use crate::layout::{Layout, ROOT};
+use crate::layout::Layout;
 use crate::unit::{ParamGrad, take};
 
 /// Which micro-batch of a step is running.
@@ -217,7 +217,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Launches the reduction of every final bucket whose turn has come.
+    /// Launches the reduction of every final bucket whose turn has come: from the last unit down to
+    /// the root unit, which is the first.
     fn launch_final(&self, state: &mut State) {
         while let Some(unit) = state.unlaunched.checked_sub(1) {
             let bucket = &mut state.buckets[unit];
@@ -234,7 +235,6 @@ impl GradientBuckets {
             };
             state.unlaunched = unit;
         }
-        debug_assert_eq!(ROOT, 0, "the root unit is launched last");
     }
 
     /// Clears the ranges of parameters that no gradient reached, which on several ranks is an error.

@@ -105,24 +105,12 @@ fn parameters_without_a_gradient_are_left_alone_on_one_rank_and_refused_on_sever
     let stepped = step((model, &mut strategy), &[&partial]).expect("a step");
     assert_eq!(bits(&stepped.blocks[0]), before);
 
-    let errors: Vec<Error> = thread::scope(|scope| {
-        let threads: Vec<_> = memory::endpoints(2)
-            .into_iter()
-            .map(|endpoint| {
-                let net = Net::new(&device);
-                let partial = &partial;
-                scope.spawn(move || {
-                    let group = Arc::new(ProcessGroup::new(endpoint, GroupOptions::default()));
-                    let (model, mut strategy) =
-                        DataParallel::new(net, &group, &sgd()).expect("a strategy");
-                    step((model, &mut strategy), &[partial]).expect_err("unused parameters")
-                })
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().expect("no rank should panic")).collect()
-    });
-    let message = errors[0].to_string();
-    assert!(message.contains("last.weight") && message.contains("no_grad"), "{message}");
+    let partial = &partial;
+    let outcomes = two_ranks(|net, strategy, _| step((net, strategy), &[partial]).map(drop));
+    for outcome in outcomes {
+        let message = outcome.expect_err("unused parameters").to_string();
+        assert!(message.contains("last.weight") && message.contains("no_grad"), "{message}");
+    }
 }
 
 #[test]
