@@ -114,6 +114,8 @@ impl<T: TrainModule> Rank<'_, T> {
     fn open_output(&mut self) -> Result<(), Error> {
         if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.context.rank == 0) {
             let lock = folder.create()?;
+            // Another run may have come and gone since this was checked without the lock.
+            folder.refuse_taken(&self.shared.plan.resume)?;
             let metrics = MetricsFile::open(&folder.metrics(), self.progress.step)?;
             folder.write_config(self.shared.config)?;
             self.output = Some(Output { metrics, _lock: lock });
