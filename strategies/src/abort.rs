@@ -4,6 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::description::Description;
+use crate::error::Error;
+
 /// The first failure in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -11,6 +14,13 @@ pub struct Failure {
     pub rank: usize,
     /// Its error.
     pub reason: String,
+}
+
+impl Failure {
+    /// The error of a rank that is stopped by this failure.
+    pub(crate) fn seen_by(self, observer: usize, waiting_in: Description) -> Error {
+        Error::Aborted { rank: self.rank, reason: self.reason, observer, waiting_in }
+    }
 }
 
 /// Shared by all ranks of a group. The first rank to raise it is the one that is blamed.

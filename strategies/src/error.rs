@@ -2,37 +2,23 @@
 
 use std::time::Duration;
 
-/// One collective as both sides of a message describe it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
-    /// Name of the collective, such as `all_reduce`.
-    pub operation: &'static str,
-    /// How many collectives its rank had launched before.
-    pub sequence: u64,
-    /// Elements of the whole buffer.
-    pub elements: usize,
-    /// Name of the element type.
-    pub dtype: &'static str,
-}
-
-impl std::fmt::Display for Description {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { operation, sequence, elements, dtype } = self;
-        write!(f, "{operation} #{sequence} of {elements} {dtype}")
-    }
-}
+use crate::description::Description;
 
 /// Errors of this crate.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Another rank failed first; the group is unusable from then on.
-    #[error("rank {rank} failed: {reason}")]
+    #[error("rank {rank} failed: {reason} (rank {observer} was in {waiting_in})")]
     Aborted {
         /// The rank that failed.
         rank: usize,
         /// Its error.
         reason: String,
+        /// This rank.
+        observer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
     },
     /// A peer closed the group while this rank was waiting for it.
     #[error("rank {rank} waited in {waiting_in}, but rank {peer} has left the group")]
@@ -70,6 +56,23 @@ pub enum Error {
         mine: Description,
         /// What the other rank is doing.
         theirs: Description,
+    },
+    /// Two ranks cut the same collective into different messages.
+    #[error(
+        "rank {rank} expected a message of {expected} elements from rank {peer} in {collective}, but it \
+         has {found}; give every rank the same GroupOptions (segment size and algorithm)"
+    )]
+    SegmentMismatch {
+        /// This rank.
+        rank: usize,
+        /// The rank that disagrees.
+        peer: usize,
+        /// The collective.
+        collective: Description,
+        /// Elements that should have come.
+        expected: usize,
+        /// Elements that came.
+        found: usize,
     },
     /// A collective was called with arguments that it cannot have.
     #[error("rank {rank}: {collective}: {problem}")]

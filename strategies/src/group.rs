@@ -12,7 +12,8 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use crate::abort::AbortSignal;
 use crate::collectives::plan::{self, Action, Plan, Step};
 use crate::collectives::{Algorithm, Element, ReduceOp};
-use crate::error::{Description, Error};
+use crate::description::{Description, GroupId, Operation};
+use crate::error::Error;
 use crate::transport::{Transport, memory};
 use worker::{Counted, Counters, Worker};
 
@@ -156,7 +157,7 @@ impl ProcessGroup {
 
     /// Reduces `buffer` over all ranks. Every rank gets the same bits.
     pub fn all_reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
-        self.reduction("all_reduce", buffer, op, |worker, len, partial_bytes| {
+        self.reduction(Operation::AllReduce(op), buffer, op, |worker, len, partial_bytes| {
             let (world, rank) = worker.place();
             match worker.options.algorithm.resolve(len * partial_bytes, world) {
                 Algorithm::Doubling => plan::all_reduce_doubling(len, world, rank),
@@ -168,7 +169,7 @@ impl ProcessGroup {
     /// As [`Self::all_reduce`], always by the ring: bit for bit a [`Self::reduce_scatter`] followed
     /// by an [`Self::all_gather`].
     pub fn ring_all_reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
-        self.reduction("ring_all_reduce", buffer, op, |worker, len, _| {
+        self.reduction(Operation::RingAllReduce(op), buffer, op, |worker, len, _| {
             let (world, rank) = worker.place();
             plan::all_reduce(len, world, rank)
         })
@@ -177,7 +178,7 @@ impl ProcessGroup {
     /// Reduces `buffer` over all ranks; each rank gets its own [shard](crate::shard::shard) of the
     /// outcome, in place. What the rest of the buffer holds afterwards is unspecified.
     pub fn reduce_scatter<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
-        self.reduction("reduce_scatter", buffer, op, |worker, len, _| {
+        self.reduction(Operation::ReduceScatter(op), buffer, op, |worker, len, _| {
             let (world, rank) = worker.place();
             plan::reduce_scatter(len, world, rank)
         })
@@ -186,7 +187,7 @@ impl ProcessGroup {
     /// Reduces `buffer` over all ranks; `root` gets the outcome. What the other ranks' buffers hold
     /// afterwards is unspecified.
     pub fn reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp, root: usize) -> Pending<Vec<T>> {
-        self.reduction("reduce", buffer, op, move |worker, len, _| {
+        self.reduction(Operation::Reduce { op, root }, buffer, op, move |worker, len, _| {
             let (world, rank) = worker.place();
             plan::reduce(len, world, rank, root)
         })
@@ -194,12 +195,12 @@ impl ProcessGroup {
 
     /// Gives every rank every rank's [shard](crate::shard::shard) of the buffer, in place.
     pub fn all_gather<T: Element>(&self, buffer: Vec<T>) -> Pending<Vec<T>> {
-        self.movement("all_gather", buffer, plan::all_gather)
+        self.movement(Operation::AllGather, buffer, plan::all_gather)
     }
 
     /// Gives every rank what each rank brings, of whatever length, in rank order.
     pub fn all_gather_uneven<T: Element>(&self, part: Vec<T>) -> Pending<Vec<Vec<T>>> {
-        self.launch("all_gather_uneven", part, |worker, part, description| {
+        self.launch(Operation::AllGatherUneven, part, |worker, part, description| {
             let (world, rank) = worker.place();
             let mut lengths = vec![0; world];
             lengths[rank] = part.len() as i64;
@@ -222,21 +223,21 @@ impl ProcessGroup {
 
     /// Gives every rank `root`'s numbers. All ranks pass a buffer of the same length.
     pub fn broadcast<T: Element>(&self, buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
-        self.movement("broadcast", buffer, move |len, world, rank| {
+        self.movement(Operation::Broadcast { root }, buffer, move |len, world, rank| {
             plan::broadcast(len, world, rank, root)
         })
     }
 
     /// Gives `root` every rank's [shard](crate::shard::shard) of the buffer, in place.
     pub fn gather<T: Element>(&self, buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
-        self.movement("gather", buffer, move |len, world, rank| {
+        self.movement(Operation::Gather { root }, buffer, move |len, world, rank| {
             plan::gather(len, world, rank, root)
         })
     }
 
     /// Gives every rank its [shard](crate::shard::shard) of `root`'s buffer, in place.
     pub fn scatter<T: Element>(&self, buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
-        self.movement("scatter", buffer, move |len, world, rank| {
+        self.movement(Operation::Scatter { root }, buffer, move |len, world, rank| {
             plan::scatter(len, world, rank, root)
         })
     }
@@ -244,7 +245,7 @@ impl ProcessGroup {
     /// Exchanges shards: afterwards shard `r` of each rank's buffer is what rank `r` had for it. The
     /// length must be a multiple of the world.
     pub fn all_to_all<T: Element>(&self, buffer: Vec<T>) -> Pending<Vec<T>> {
-        self.launch("all_to_all", buffer, |worker, mut buffer, collective| {
+        self.launch(Operation::AllToAll, buffer, |worker, mut buffer, collective| {
             let (world, rank) = worker.place();
             let len = buffer.len();
             if !len.is_multiple_of(world) {
@@ -264,13 +265,13 @@ impl ProcessGroup {
     pub fn barrier(&self) -> Result<(), Error> {
         // One byte per rank: an all-reduce ends on a rank only after all ranks have begun it.
         let arrived = vec![0u8; self.world];
-        self.movement("barrier", arrived, plan::all_reduce).wait().map(drop)
+        self.movement(Operation::Barrier, arrived, plan::all_reduce).wait().map(drop)
     }
 
     /// Sends `values` to `peer`, which calls [`Self::recv`] with as many.
     pub fn send<T: Element>(&self, values: Vec<T>, peer: usize) -> Pending<()> {
         let count = |launcher: &mut Launcher| next(&mut launcher.sent[peer]);
-        self.enqueue("send", values, count, move |worker, mut values, description| {
+        self.enqueue(Operation::Send, values, count, move |worker, mut values, description| {
             let range = 0..values.len();
             let plan = Plan { steps: vec![Step::Send { to: peer, range }] };
             worker.run(&plan, &mut values, description)
@@ -280,7 +281,7 @@ impl ProcessGroup {
     /// Receives what `peer` [sends](Self::send) next into `buffer`.
     pub fn recv<T: Element>(&self, buffer: Vec<T>, peer: usize) -> Pending<Vec<T>> {
         let count = |launcher: &mut Launcher| next(&mut launcher.received[peer]);
-        self.enqueue("send", buffer, count, move |worker, mut buffer, description| {
+        self.enqueue(Operation::Send, buffer, count, move |worker, mut buffer, description| {
             let range = 0..buffer.len();
             let step = Step::Receive { from: peer, range, action: Action::Replace, forward: None };
             worker.run(&Plan { steps: vec![step] }, &mut buffer, description)?;
@@ -291,7 +292,7 @@ impl ProcessGroup {
     /// A collective that combines numbers, in the type of its partial results.
     fn reduction<T: Element>(
         &self,
-        operation: &'static str,
+        operation: Operation,
         buffer: Vec<T>,
         op: ReduceOp,
         plan: impl FnOnce(&Worker, usize, usize) -> Plan + Send + 'static,
@@ -327,7 +328,7 @@ impl ProcessGroup {
     /// A collective that only moves numbers.
     fn movement<T: Element>(
         &self,
-        operation: &'static str,
+        operation: Operation,
         buffer: Vec<T>,
         plan: impl FnOnce(usize, usize, usize) -> Plan + Send + 'static,
     ) -> Pending<Vec<T>> {
@@ -342,7 +343,7 @@ impl ProcessGroup {
     /// Launches a collective of all ranks.
     fn launch<T: Element, R: Send + 'static>(
         &self,
-        operation: &'static str,
+        operation: Operation,
         buffer: Vec<T>,
         body: impl FnOnce(&mut Worker, Vec<T>, Description) -> Result<R, Error> + Send + 'static,
     ) -> Pending<R> {
@@ -352,7 +353,7 @@ impl ProcessGroup {
 
     fn enqueue<T: Element, R: Send + 'static>(
         &self,
-        operation: &'static str,
+        operation: Operation,
         buffer: Vec<T>,
         count: impl FnOnce(&mut Launcher) -> u64,
         body: impl FnOnce(&mut Worker, Vec<T>, Description) -> Result<R, Error> + Send + 'static,
@@ -362,9 +363,10 @@ impl ProcessGroup {
         let mut launcher = self.launcher.lock().unwrap_or_else(PoisonError::into_inner);
         let sequence = count(&mut launcher);
         let elements = buffer.len();
-        let description = Description { operation, sequence, elements, dtype: T::DTYPE };
+        let description =
+            Description { operation, group: GroupId::WORLD, sequence, elements, dtype: T::DTYPE };
         let job: Job = Box::new(move |worker| {
-            let outcome = worker.guarded(|worker| body(worker, buffer, description));
+            let outcome = worker.guarded(description, |worker| body(worker, buffer, description));
             // Nobody waits any more if the rank has failed.
             let _ = answer.send(outcome);
         });

@@ -5,7 +5,8 @@ pub mod memory;
 use std::time::Instant;
 
 use crate::abort::AbortSignal;
-use crate::error::{Description, Error};
+use crate::description::Description;
+use crate::error::Error;
 
 /// Numbers in flight.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::description::Dtype;
 use crate::transport::Payload;
 
 /// How the ranks' numbers become one.
@@ -45,8 +46,8 @@ mod sealed {
 pub trait Element:
     sealed::Sealed + Copy + Send + Sync + PartialEq + std::fmt::Debug + 'static
 {
-    /// The type's name in error messages.
-    const DTYPE: &'static str;
+    /// The type.
+    const DTYPE: Dtype;
     /// Whether a mean makes sense.
     const IS_FLOAT: bool;
     /// What partial results travel in.
@@ -100,11 +101,11 @@ macro_rules! payload {
 }
 
 macro_rules! float {
-    ($type:ty, $variant:ident, $name:literal) => {
+    ($type:ty, $variant:ident) => {
         impl sealed::Sealed for $type {}
 
         impl Element for $type {
-            const DTYPE: &'static str = $name;
+            const DTYPE: Dtype = Dtype::$variant;
             const IS_FLOAT: bool = true;
             const ZERO: Self = 0.0;
             type Partial = Self;
@@ -150,11 +151,11 @@ macro_rules! float {
 }
 
 macro_rules! half {
-    ($type:ty, $variant:ident, $name:literal) => {
+    ($type:ty, $variant:ident) => {
         impl sealed::Sealed for $type {}
 
         impl Element for $type {
-            const DTYPE: &'static str = $name;
+            const DTYPE: Dtype = Dtype::$variant;
             const IS_FLOAT: bool = true;
             const ZERO: Self = Self::ZERO;
             type Partial = f32;
@@ -189,11 +190,11 @@ macro_rules! half {
 }
 
 macro_rules! integer {
-    ($type:ty, $variant:ident, $name:literal) => {
+    ($type:ty, $variant:ident) => {
         impl sealed::Sealed for $type {}
 
         impl Element for $type {
-            const DTYPE: &'static str = $name;
+            const DTYPE: Dtype = Dtype::$variant;
             const IS_FLOAT: bool = false;
             const ZERO: Self = 0;
             type Partial = Self;
@@ -226,10 +227,10 @@ macro_rules! integer {
     };
 }
 
-float!(f32, F32, "f32");
-float!(f64, F64, "f64");
-half!(f16, F16, "f16");
-half!(bf16, Bf16, "bf16");
-integer!(i32, I32, "i32");
-integer!(i64, I64, "i64");
-integer!(u8, U8, "u8");
+float!(f32, F32);
+float!(f64, F64);
+half!(f16, F16);
+half!(bf16, Bf16);
+integer!(i32, I32);
+integer!(i64, I64);
+integer!(u8, U8);

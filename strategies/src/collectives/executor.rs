@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::plan::{Action, Plan, Step};
 use super::{Element, ReduceOp};
-use crate::error::{Description, Error};
+use crate::description::Description;
+use crate::error::Error;
 use crate::transport::{Frame, Transport};
 
 /// One collective on one rank's transport.
@@ -73,14 +74,17 @@ impl Run<'_> {
     fn recv<T: Element>(&mut self, from: usize, len: usize) -> Result<Vec<T>, Error> {
         let frame = self.transport.recv(from, self.description, self.deadline)?;
         let theirs = frame.description;
+        let (rank, mine) = (self.transport.rank(), self.description);
         match T::unwrap(frame.payload) {
-            Some(values) if values.len() == len && theirs == self.description => Ok(values),
-            _ => Err(Error::Mismatch {
-                rank: self.transport.rank(),
+            Some(values) if theirs == mine && values.len() == len => Ok(values),
+            Some(values) if theirs == mine => Err(Error::SegmentMismatch {
+                rank,
                 peer: from,
-                mine: self.description,
-                theirs,
+                collective: mine,
+                expected: len,
+                found: values.len(),
             }),
+            _ => Err(Error::Mismatch { rank, peer: from, mine, theirs }),
         }
     }
 }

@@ -306,8 +306,8 @@ fn ranks_in_different_collectives_get_both_descriptions() {
     });
     let mismatch = errors.iter().find(|error| matches!(error, Error::Mismatch { .. }));
     let message = mismatch.expect("one rank sees it first").to_string();
-    assert!(message.contains("all_reduce #0 of 8 f32"), "{message}");
-    assert!(message.contains("all_reduce #0 of 6 f64"), "{message}");
+    assert!(message.contains("all_reduce(sum) #0 of 8 f32"), "{message}");
+    assert!(message.contains("all_reduce(sum) #0 of 6 f64"), "{message}");
 }
 
 #[test]
@@ -330,8 +330,9 @@ fn a_raised_signal_wakes_a_waiting_rank() {
         }
         waiting.map(|pending| pending.wait().expect_err("rank 1 failed"))
     });
-    let expected = Error::Aborted { rank: 1, reason: "out of cheese".to_owned() };
-    assert_eq!(errors[0], Some(expected));
+    let message = errors[0].as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(message.starts_with("rank 1 failed: out of cheese"), "{message}");
+    assert!(message.contains("rank 0 was in all_reduce(sum) #0 of 4 f32"), "{message}");
 }
 
 #[test]
@@ -362,5 +363,6 @@ fn after_an_error_every_collective_fails_at_once() {
         group.all_reduce(vec![0u8; 3], ReduceOp::Sum).wait().expect_err("the group has failed")
     });
     assert!(errors.iter().all(|error| matches!(error, Error::Aborted { .. })), "{errors:?}");
-    assert_eq!(errors[0], errors[1], "the first failure is the one that is blamed");
+    let all_blame_the_first = errors.iter().all(|e| e.to_string().contains("rank 0 failed: first"));
+    assert!(all_blame_the_first, "{errors:?}");
 }

@@ -8,7 +8,8 @@ use super::GroupOptions;
 use crate::abort::AbortSignal;
 use crate::collectives::plan::Plan;
 use crate::collectives::{Element, ReduceOp, Run, execute};
-use crate::error::{Description, Error};
+use crate::description::Description;
+use crate::error::Error;
 use crate::transport::{Frame, Transport};
 
 /// Ten years: as good as none, and far from the end of the clock.
@@ -31,11 +32,12 @@ impl Worker {
     /// Runs a job, unless the group has failed; a job that fails fails the group.
     pub(super) fn guarded<R>(
         &mut self,
+        description: Description,
         job: impl FnOnce(&mut Self) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let signal = self.transport.abort_signal().clone();
         if let Some(failure) = signal.failure() {
-            return Err(Error::Aborted { rank: failure.rank, reason: failure.reason });
+            return Err(failure.seen_by(self.transport.rank(), description));
         }
         job(self).inspect_err(|error| signal.raise(self.transport.rank(), error))
     }

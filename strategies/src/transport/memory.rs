@@ -6,7 +6,8 @@ use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 
 use super::{Frame, Transport};
 use crate::abort::AbortSignal;
-use crate::error::{Description, Error};
+use crate::description::Description;
+use crate::error::Error;
 
 /// One rank's end of the channels.
 #[derive(Debug)]
@@ -36,9 +37,8 @@ pub fn endpoints(world: usize) -> Vec<Endpoint> {
 }
 
 impl Endpoint {
-    fn aborted(&self) -> Option<Error> {
-        let failure = self.abort.failure()?;
-        Some(Error::Aborted { rank: failure.rank, reason: failure.reason })
+    fn aborted(&self, waiting_in: Description) -> Option<Error> {
+        Some(self.abort.failure()?.seen_by(self.rank, waiting_in))
     }
 }
 
@@ -56,7 +56,7 @@ impl Transport for Endpoint {
     }
 
     fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error> {
-        if let Some(error) = self.aborted() {
+        if let Some(error) = self.aborted(frame.description) {
             return Err(error);
         }
         self.outgoing[peer].send(frame).map_err(|unsent| Error::PeerLeft {
@@ -84,9 +84,11 @@ impl Transport for Endpoint {
         match received {
             Some(Ok(frame)) => Ok(frame),
             // A peer that failed raises the signal before it drops its channels.
-            _ => {
-                Err(self.aborted().unwrap_or(Error::PeerLeft { rank: self.rank, peer, waiting_in }))
-            }
+            _ => Err(self.aborted(waiting_in).unwrap_or(Error::PeerLeft {
+                rank: self.rank,
+                peer,
+                waiting_in,
+            })),
         }
     }
 }
