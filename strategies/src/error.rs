@@ -45,6 +45,31 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
+    /// Frames of a peer stopped coming although the peer is alive.
+    #[error("rank {rank} lost the connection for frames to rank {peer} in {waiting_in}")]
+    Disconnected {
+        /// This rank.
+        rank: usize,
+        /// The rank at the other end.
+        peer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
+    },
+    /// What arrived is not what the peer sent.
+    #[error("rank {rank} received damaged data from rank {peer} in {waiting_in}: {problem}")]
+    Damaged {
+        /// This rank.
+        rank: usize,
+        /// The sender.
+        peer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
+        /// What was noticed.
+        problem: &'static str,
+    },
+    /// The ranks of a job cannot find each other or are not let in.
+    #[error("{0}")]
+    Membership(String),
     /// Two ranks are in different collectives, or in one collective with different buffers.
     #[error("rank {rank} is in {mine}, but rank {peer} is in {theirs}")]
     Mismatch {

@@ -20,9 +20,11 @@ mod description;
 mod error;
 pub mod group;
 pub mod layout;
+pub mod membership;
 pub mod optimizer;
 pub mod parameters;
 pub mod shard;
+pub mod store;
 #[cfg(test)]
 mod testing;
 pub mod transport;
