@@ -14,6 +14,9 @@ use crate::error::Error;
 
 pub use integrity::Integrity;
 
+#[cfg(test)]
+mod faults;
+
 /// Most bytes of payload in one frame. What claims to be larger is refused before it is read.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
 

@@ -25,6 +25,9 @@ use crate::store::{Store, TcpStore};
 use lane::Lane;
 use pulse::Pulse;
 
+/// How much later than a connection for frames the control connection of a lost peer may close.
+const GRACE: Duration = Duration::from_secs(3);
+
 /// Most sockets for frames between two ranks.
 pub const MAX_SOCKETS: usize = 16;
 
@@ -100,7 +103,8 @@ pub fn join(
         _ => TcpStore::join(at, (rank, world), &secret, deadline)?,
     };
     let ip = match &options.interface {
-        Some(interface) => address::of_interface(interface, at.ip())?,
+        Some(interface) => address::of_interface(interface, at.ip())
+            .inspect_err(|error| store.fail(rank, &error.to_string()))?,
         None => store.local_address().ip(),
     };
     connect(rank, world, ip, &(Arc::new(store) as Arc<dyn Store>), options)
@@ -134,7 +138,7 @@ impl Endpoint {
         let is_decided = select_biased! {
             recv(self.abort.raised()) -> _ => true,
             recv(self.pulse.departure(peer)) -> _ => true,
-            default(self.heartbeat) => false,
+            default(GRACE.min(self.heartbeat)) => false,
         };
         match (self.aborted(waiting_in), is_decided) {
             (Some(error), _) => error,
