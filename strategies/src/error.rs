@@ -178,4 +178,29 @@ pub enum Error {
     /// Values for a parameter are missing.
     #[error("no values were given for `{0}`")]
     MissingValues(String),
+    /// A subgroup was asked for that the group cannot have.
+    #[error(
+        "rank {rank}: a subgroup's members are one or more ranks below {world}, in ascending order, \
+         not {members:?}"
+    )]
+    BadMembers {
+        /// This rank.
+        rank: usize,
+        /// What was asked for.
+        members: Vec<usize>,
+        /// Ranks of the group.
+        world: usize,
+    },
+    /// A mesh was asked for that does not have as many places as the group has ranks.
+    #[error("rank {rank}: a mesh of replicate {replicate} x shard {shard} is not {world} ranks")]
+    BadMesh {
+        /// This rank.
+        rank: usize,
+        /// Rows asked for.
+        replicate: usize,
+        /// Ranks asked for in each row.
+        shard: usize,
+        /// Ranks of the group.
+        world: usize,
+    },
 }
