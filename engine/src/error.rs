@@ -79,6 +79,25 @@ pub enum Error {
         /// Path of the first such parameter.
         path: String,
     },
+    /// A collective returned something else than its definition says.
+    #[error(
+        "rank {rank}: {collective} of {elements} returned {found} at {index}, but the reference is \
+         {expected}; nothing was timed"
+    )]
+    WrongResult {
+        /// The rank that noticed.
+        rank: usize,
+        /// The collective.
+        collective: &'static str,
+        /// How many elements of which type.
+        elements: String,
+        /// The first wrong element.
+        index: usize,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// The file system refused.
     #[error("{action} {}: {source}", path.display())]
     Io {

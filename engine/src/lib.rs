@@ -6,6 +6,7 @@
 //! In reading order: `step` (one optimizer step, from top to bottom), [`trainer`] (the loop around it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked
 //! once), [`checkpoint`], and [`gpt`], the model that the `pyroclast` binary trains.
 
+pub mod bench;
 pub mod callback;
 pub mod checkpoint;
 pub mod config;

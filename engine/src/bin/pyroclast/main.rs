@@ -3,6 +3,7 @@
 //! Exit codes: 0 for success, 2 for what other input would avoid, 1 for any other failure.
 
 mod args;
+mod bench;
 mod console;
 mod generate;
 mod progress;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Doctor(args) => args.run(),
+        Command::Bench(args) => args.run(),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
