@@ -4,10 +4,12 @@
 //! rank passes the first segment on while the second is still arriving.
 
 mod algorithm;
+mod costs;
 mod element;
 mod executor;
 pub mod plan;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, Workload};
+pub use costs::CostModel;
 pub use element::{Element, ReduceOp};
 pub(crate) use executor::{Run, execute};

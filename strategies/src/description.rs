@@ -183,3 +183,14 @@ impl fmt::Display for Description {
         if *group == GroupId::WORLD { Ok(()) } else { write!(f, " in subgroup {:08x}", group.0) }
     }
 }
+
+impl Dtype {
+    /// Whether the numbers have fractions.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        match self {
+            Self::F32 | Self::F64 | Self::F16 | Self::Bf16 => true,
+            Self::I32 | Self::I64 | Self::U8 => false,
+        }
+    }
+}

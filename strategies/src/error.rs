@@ -45,6 +45,31 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
+    /// Frames of a peer stopped coming although the peer is alive.
+    #[error("rank {rank} lost the connection for frames to rank {peer} in {waiting_in}")]
+    Disconnected {
+        /// This rank.
+        rank: usize,
+        /// The rank at the other end.
+        peer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
+    },
+    /// What arrived is not what the peer sent.
+    #[error("rank {rank} received damaged data from rank {peer} in {waiting_in}: {problem}")]
+    Damaged {
+        /// This rank.
+        rank: usize,
+        /// The sender.
+        peer: usize,
+        /// The collective that this rank was in.
+        waiting_in: Description,
+        /// What was noticed.
+        problem: &'static str,
+    },
+    /// The ranks of a job cannot find each other or are not let in.
+    #[error("{0}")]
+    Membership(String),
     /// Two ranks are in different collectives, or in one collective with different buffers.
     #[error("rank {rank} is in {mine}, but rank {peer} is in {theirs}")]
     Mismatch {
@@ -153,4 +178,29 @@ pub enum Error {
     /// Values for a parameter are missing.
     #[error("no values were given for `{0}`")]
     MissingValues(String),
+    /// A subgroup was asked for that the group cannot have.
+    #[error(
+        "rank {rank}: a subgroup's members are one or more ranks below {world}, in ascending order, \
+         not {members:?}"
+    )]
+    BadMembers {
+        /// This rank.
+        rank: usize,
+        /// What was asked for.
+        members: Vec<usize>,
+        /// Ranks of the group.
+        world: usize,
+    },
+    /// A mesh was asked for that does not have as many places as the group has ranks.
+    #[error("rank {rank}: a mesh of replicate {replicate} x shard {shard} is not {world} ranks")]
+    BadMesh {
+        /// This rank.
+        rank: usize,
+        /// Rows asked for.
+        replicate: usize,
+        /// Ranks asked for in each row.
+        shard: usize,
+        /// Ranks of the group.
+        world: usize,
+    },
 }

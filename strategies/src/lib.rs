@@ -20,20 +20,22 @@ mod description;
 mod error;
 pub mod group;
 pub mod layout;
+pub mod membership;
 pub mod optimizer;
 pub mod parameters;
 pub mod shard;
+pub mod store;
 #[cfg(test)]
 mod testing;
 pub mod transport;
 mod unit;
 
 pub use buckets::{Counts, MicroBatch};
-pub use collectives::{Algorithm, Element, ReduceOp};
+pub use collectives::{Algorithm, CostModel, Element, ReduceOp, Workload};
 pub use data_parallel::{DataParallel, OptimizerSetup};
 pub use description::{Description, Dtype, GroupId, Operation};
 pub use error::Error;
-pub use group::{GroupOptions, Pending, ProcessGroup, Traffic};
+pub use group::{GroupOptions, Mesh, Pending, ProcessGroup, Traffic};
 pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use optimizer::{Optimizer, ParamGroup};
 pub use unit::Unit;

@@ -1,12 +1,24 @@
 //! Moving frames between two ranks. A transport knows nothing of collectives.
 
+mod address;
+pub mod integrity;
 pub mod memory;
+pub mod tcp;
+pub mod wire;
 
 use std::time::Instant;
 
 use crate::abort::AbortSignal;
 use crate::description::Description;
 use crate::error::Error;
+
+pub use integrity::Integrity;
+
+#[cfg(test)]
+mod faults;
+
+/// Most bytes of payload in one frame. What claims to be larger is refused before it is read.
+pub const MAX_FRAME_BYTES: usize = 16 << 20;
 
 /// Numbers in flight.
 #[derive(Clone, Debug, PartialEq)]

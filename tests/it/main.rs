@@ -12,6 +12,9 @@ mod resume;
 /// Failures of user code end the whole run, with the right error first.
 mod failures;
 
+/// Bytes from outside break nothing.
+mod fuzz;
+
 /// A user's own module and data, with metrics, groups, odd sizes and uneven data.
 mod own_model;
 

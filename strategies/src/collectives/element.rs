@@ -1,5 +1,8 @@
 //! Types that travel in collectives, and how they are combined.
 
+use std::borrow::Cow;
+
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::description::Dtype;
@@ -41,16 +44,14 @@ mod sealed {
 
 /// A number that a collective can carry.
 ///
-/// Partial results travel in [`Element::Partial`]: half-precision numbers are combined in `f32` and
-/// rounded once, at the end. All others are their own partial.
+/// Partial results are [`Element::Partial`]: half-precision numbers are combined in `f32` and rounded
+/// once, at the end. All others are their own partial.
 pub trait Element:
     sealed::Sealed + Copy + Send + Sync + PartialEq + std::fmt::Debug + 'static
 {
     /// The type.
     const DTYPE: Dtype;
-    /// Whether a mean makes sense.
-    const IS_FLOAT: bool;
-    /// What partial results travel in.
+    /// What partial results are.
     type Partial: Element<Partial = Self::Partial>;
 
     /// Combines `source` into `target`, element by element. A mean is summed here and divided by
@@ -64,13 +65,13 @@ pub trait Element:
     const ZERO: Self;
 
     /// The numbers themselves as partial results, where the types are the same.
-    fn as_partial(values: &mut [Self]) -> Option<&mut [Self::Partial]>;
+    fn as_partials(values: &mut [Self]) -> Option<&mut [Self::Partial]>;
 
-    /// The number as a partial result.
-    fn to_partial(self) -> Self::Partial;
+    /// The numbers as partial results, copied only where the types differ.
+    fn partials(values: &[Self]) -> Cow<'_, [Self::Partial]>;
 
-    /// A partial result, rounded.
-    fn from_partial(partial: Self::Partial) -> Self;
+    /// Rounds partial results into `values`, which are as many.
+    fn round(partials: &[Self::Partial], values: &mut [Self]);
 
     /// Makes a payload of numbers.
     fn wrap(values: Vec<Self>) -> Payload;
@@ -100,15 +101,31 @@ macro_rules! payload {
     };
 }
 
+macro_rules! own_partials {
+    () => {
+        type Partial = Self;
+
+        fn as_partials(values: &mut [Self]) -> Option<&mut [Self]> {
+            Some(values)
+        }
+
+        fn partials(values: &[Self]) -> Cow<'_, [Self]> {
+            Cow::Borrowed(values)
+        }
+
+        fn round(partials: &[Self], values: &mut [Self]) {
+            values.copy_from_slice(partials);
+        }
+    };
+}
+
 macro_rules! float {
     ($type:ty, $variant:ident) => {
         impl sealed::Sealed for $type {}
 
         impl Element for $type {
             const DTYPE: Dtype = Dtype::$variant;
-            const IS_FLOAT: bool = true;
             const ZERO: Self = 0.0;
-            type Partial = Self;
 
             fn combine(op: ReduceOp, target: &mut [Self], source: &[Self]) {
                 // The standard `min` and `max` drop NaN, and with it the news that a rank has one.
@@ -133,18 +150,7 @@ macro_rules! float {
                 values.iter_mut().for_each(|value| *value /= ranks as Self);
             }
 
-            fn as_partial(values: &mut [Self]) -> Option<&mut [Self]> {
-                Some(values)
-            }
-
-            fn to_partial(self) -> Self {
-                self
-            }
-
-            fn from_partial(partial: Self) -> Self {
-                partial
-            }
-
+            own_partials!();
             payload!($variant);
         }
     };
@@ -156,32 +162,31 @@ macro_rules! half {
 
         impl Element for $type {
             const DTYPE: Dtype = Dtype::$variant;
-            const IS_FLOAT: bool = true;
             const ZERO: Self = Self::ZERO;
             type Partial = f32;
 
             fn combine(op: ReduceOp, target: &mut [Self], source: &[Self]) {
-                for (t, s) in target.iter_mut().zip(source) {
-                    let mut partial = [t.to_f32()];
-                    f32::combine(op, &mut partial, &[s.to_f32()]);
-                    *t = Self::from_f32(partial[0]);
-                }
+                let mut partials = Self::partials(target).into_owned();
+                f32::combine(op, &mut partials, &Self::partials(source));
+                Self::round(&partials, target);
             }
 
             fn divide(values: &mut [Self], ranks: usize) {
-                values.iter_mut().for_each(|v| *v = Self::from_f32(v.to_f32() / ranks as f32));
+                let mut partials = Self::partials(values).into_owned();
+                f32::divide(&mut partials, ranks);
+                Self::round(&partials, values);
             }
 
-            fn as_partial(_values: &mut [Self]) -> Option<&mut [f32]> {
+            fn as_partials(_values: &mut [Self]) -> Option<&mut [f32]> {
                 None
             }
 
-            fn to_partial(self) -> f32 {
-                self.to_f32()
+            fn partials(values: &[Self]) -> Cow<'_, [f32]> {
+                Cow::Owned(values.to_f32_vec())
             }
 
-            fn from_partial(partial: f32) -> Self {
-                Self::from_f32(partial)
+            fn round(partials: &[f32], values: &mut [Self]) {
+                values.convert_from_f32_slice(partials);
             }
 
             payload!($variant);
@@ -195,9 +200,7 @@ macro_rules! integer {
 
         impl Element for $type {
             const DTYPE: Dtype = Dtype::$variant;
-            const IS_FLOAT: bool = false;
             const ZERO: Self = 0;
-            type Partial = Self;
 
             fn combine(op: ReduceOp, target: &mut [Self], source: &[Self]) {
                 match op {
@@ -210,18 +213,7 @@ macro_rules! integer {
 
             fn divide(_values: &mut [Self], _ranks: usize) {}
 
-            fn as_partial(values: &mut [Self]) -> Option<&mut [Self]> {
-                Some(values)
-            }
-
-            fn to_partial(self) -> Self {
-                self
-            }
-
-            fn from_partial(partial: Self) -> Self {
-                partial
-            }
-
+            own_partials!();
             payload!($variant);
         }
     };

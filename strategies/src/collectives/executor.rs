@@ -14,7 +14,6 @@ use crate::transport::{Frame, Transport};
 pub(crate) struct Run<'a> {
     pub(crate) transport: &'a mut dyn Transport,
     pub(crate) description: Description,
-    pub(crate) op: ReduceOp,
     /// Elements per segment, at least 1.
     pub(crate) segment: usize,
     pub(crate) deadline: Instant,
@@ -29,7 +28,6 @@ pub(crate) fn execute<T: Element>(
     buffer: &mut [T],
     run: &mut Run<'_>,
 ) -> Result<(), Error> {
-    let rank = run.transport.rank();
     for step in &plan.steps {
         match step {
             Step::Send { to, range } => {
@@ -39,24 +37,15 @@ pub(crate) fn execute<T: Element>(
             }
             Step::Receive { from, range, action, forward } => {
                 for segment in segments(range, run.segment) {
+                    run.receive(*from, &mut buffer[segment], *action, *forward)?;
+                }
+            }
+            Step::Combine { ranks, range, forward } => {
+                for segment in segments(range, run.segment) {
                     let own = &mut buffer[segment];
-                    let mut received: Vec<T> = run.recv(*from, own.len())?;
-                    match action {
-                        Action::Pass => T::combine(run.op, &mut received, own),
-                        // Operands stand in rank order, so that two ranks that exchange their
-                        // numbers get the same bits, down to which NaN it is.
-                        Action::Finish if *from < rank => {
-                            T::combine(run.op, &mut received, own);
-                            own.copy_from_slice(&received);
-                        }
-                        Action::Finish => {
-                            T::combine(run.op, own, &received);
-                            received.copy_from_slice(own);
-                        }
-                        Action::Replace => own.copy_from_slice(&received),
-                    }
+                    run.combine(ranks, own)?;
                     if let Some(to) = forward {
-                        run.send(*to, received)?;
+                        run.send(*to, own.to_vec())?;
                     }
                 }
             }
@@ -66,25 +55,86 @@ pub(crate) fn execute<T: Element>(
 }
 
 impl Run<'_> {
+    /// How this collective combines; the numbers of one that has no say are zeros.
+    fn op(&self) -> ReduceOp {
+        self.description.operation.reduce_op().unwrap_or_default()
+    }
+
+    /// One segment of [`Step::Receive`].
+    fn receive<T: Element>(
+        &mut self,
+        from: usize,
+        own: &mut [T],
+        action: Action,
+        forward: Option<usize>,
+    ) -> Result<(), Error> {
+        let mut received: Vec<T> = self.take(from, own.len())?;
+        match action {
+            Action::Pass => T::combine(self.op(), &mut received, own),
+            // Operands stand in rank order, so that two ranks that exchange their numbers get the
+            // same bits, down to which NaN it is.
+            Action::Finish if from < self.transport.rank() => {
+                T::combine(self.op(), &mut received, own);
+                own.copy_from_slice(&received);
+            }
+            Action::Finish => {
+                T::combine(self.op(), own, &received);
+                if forward.is_some() {
+                    received.copy_from_slice(own);
+                }
+            }
+            Action::Replace => own.copy_from_slice(&received),
+        }
+        forward.map_or(Ok(()), |to| self.send(to, received))
+    }
+
+    /// One segment of [`Step::Combine`].
+    fn combine<T: Element>(&mut self, ranks: &[usize], own: &mut [T]) -> Result<(), Error> {
+        let mut combined: Vec<T::Partial> = Vec::with_capacity(own.len());
+        for rank in ranks {
+            let received: Vec<T>;
+            let part = if *rank == self.transport.rank() {
+                T::partials(own)
+            } else {
+                received = self.take(*rank, own.len())?;
+                T::partials(&received)
+            };
+            if combined.is_empty() {
+                combined.extend_from_slice(&part);
+            } else {
+                T::Partial::combine(self.op(), &mut combined, &part);
+            }
+        }
+        if self.op() == ReduceOp::Mean {
+            T::Partial::divide(&mut combined, ranks.len());
+        }
+        T::round(&combined, own);
+        Ok(())
+    }
+
     fn send<T: Element>(&mut self, to: usize, values: Vec<T>) -> Result<(), Error> {
         let frame = Frame { description: self.description, payload: T::wrap(values) };
         self.transport.send(to, frame)
     }
 
-    fn recv<T: Element>(&mut self, from: usize, len: usize) -> Result<Vec<T>, Error> {
+    /// The next segment from a rank, which must be of this collective and have `len` elements.
+    fn take<T: Element>(&mut self, from: usize, len: usize) -> Result<Vec<T>, Error> {
         let frame = self.transport.recv(from, self.description, self.deadline)?;
-        let theirs = frame.description;
-        let (rank, mine) = (self.transport.rank(), self.description);
+        let (rank, mine, theirs) = (self.transport.rank(), self.description, frame.description);
+        if theirs != mine {
+            return Err(Error::Mismatch { rank, peer: from, mine, theirs });
+        }
+        // Of another type are the numbers of a rank that runs another algorithm.
+        let found = frame.payload.byte_len() / size_of::<T>();
         match T::unwrap(frame.payload) {
-            Some(values) if theirs == mine && values.len() == len => Ok(values),
-            Some(values) if theirs == mine => Err(Error::SegmentMismatch {
+            Some(values) if values.len() == len => Ok(values),
+            _ => Err(Error::SegmentMismatch {
                 rank,
                 peer: from,
                 collective: mine,
                 expected: len,
-                found: values.len(),
+                found,
             }),
-            _ => Err(Error::Mismatch { rank, peer: from, mine, theirs }),
         }
     }
 }

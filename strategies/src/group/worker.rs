@@ -1,69 +1,125 @@
-//! The communication thread of a rank: runs plans on a transport, and counts what it sends.
+//! The communication thread of a rank, and what a collective does there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::GroupOptions;
+use crossbeam_channel::{Sender, unbounded};
+
+use super::roster::Roster;
 use crate::abort::AbortSignal;
 use crate::collectives::plan::Plan;
-use crate::collectives::{Element, ReduceOp, Run, execute};
-use crate::description::Description;
+use crate::collectives::{Element, Run, execute};
+use crate::description::{Description, GroupId};
 use crate::error::Error;
 use crate::transport::{Frame, Transport};
 
 /// Ten years: as good as none, and far from the end of the clock.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// The communication thread's state.
-pub(super) struct Worker {
-    pub(super) transport: Counted,
-    pub(super) options: GroupOptions,
-    /// Of the collective that is running.
-    pub(super) op: ReduceOp,
+/// What runs on the communication thread.
+pub(super) type Job = Box<dyn FnOnce(&mut Counted) + Send>;
+
+/// The thread that owns a rank's transport and runs the collectives of all its groups in the order
+/// in which they are launched. It ends when it is dropped, once all that was launched has run.
+#[derive(Debug)]
+pub(super) struct CommThread {
+    pub(super) abort: AbortSignal,
+    pub(super) traffic: Arc<Counters>,
+    /// `None` once the thread is to end.
+    jobs: Option<Sender<Job>>,
+    handle: Option<JoinHandle<()>>,
 }
 
-impl Worker {
-    /// World and rank.
-    pub(super) fn place(&self) -> (usize, usize) {
-        (self.transport.world(), self.transport.rank())
+impl CommThread {
+    pub(super) fn start(transport: Box<dyn Transport>) -> Self {
+        let abort = transport.abort_signal().clone();
+        let traffic = Arc::new(Counters::default());
+        let name = format!("comm-{}", transport.rank());
+        let mut counted = Counted { inner: transport, counters: Arc::clone(&traffic) };
+        let (jobs, queue) = unbounded::<Job>();
+        let handle = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || queue.into_iter().for_each(|job| job(&mut counted)))
+            .expect("the operating system should start a communication thread");
+        Self { abort, traffic, jobs: Some(jobs), handle: Some(handle) }
     }
 
-    /// Runs a job, unless the group has failed; a job that fails fails the group.
-    pub(super) fn guarded<R>(
-        &mut self,
-        description: Description,
-        job: impl FnOnce(&mut Self) -> Result<R, Error>,
-    ) -> Result<R, Error> {
-        let signal = self.transport.abort_signal().clone();
-        if let Some(failure) = signal.failure() {
-            return Err(failure.seen_by(self.transport.rank(), description));
+    pub(super) fn launch(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            // A send fails only if the thread is gone; waiting reports that as `GroupClosed`.
+            let _ = jobs.send(job);
         }
-        job(self).inspect_err(|error| signal.raise(self.transport.rank(), error))
+    }
+}
+
+impl Drop for CommThread {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(handle) = self.handle.take() {
+            // Its only panics would be in element arithmetic, and those have been reported.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// A collective on the communication thread.
+pub(super) struct Call<'a> {
+    pub(super) transport: &'a mut Counted,
+    pub(super) roster: &'a Roster,
+    pub(super) description: Description,
+}
+
+impl Call<'_> {
+    /// World and rank of the group.
+    pub(super) fn place(&self) -> (usize, usize) {
+        (self.roster.world(), self.roster.rank)
     }
 
-    pub(super) fn run<T: Element>(
-        &mut self,
-        plan: &Plan,
-        buffer: &mut [T],
-        description: Description,
-    ) -> Result<(), Error> {
+    /// Runs `body`, unless the rank has failed; a body that fails fails all groups of all ranks.
+    pub(super) fn guarded<R>(
+        mut self,
+        body: impl FnOnce(&mut Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let (rank, signal) = (self.roster.global_rank(), self.transport.abort_signal().clone());
+        if let Some(failure) = signal.failure() {
+            return Err(failure.seen_by(rank, self.description));
+        }
+        self.refuse(self.roster.objection(&self.description))
+            .and_then(|()| body(&mut self))
+            .inspect_err(|error| signal.raise(rank, error))
+    }
+
+    /// An error if there is an objection to this collective.
+    pub(super) fn refuse(&self, objection: Option<String>) -> Result<(), Error> {
+        let (rank, collective) = (self.roster.global_rank(), self.description);
+        objection.map_or(Ok(()), |problem| Err(Error::Misuse { rank, collective, problem }))
+    }
+
+    /// Runs a plan whose ranks are those of the group.
+    pub(super) fn run<T: Element>(&mut self, plan: Plan, buffer: &mut [T]) -> Result<(), Error> {
+        let Roster { id, members, options, .. } = self.roster;
+        let segment_bytes = options
+            .segment_bytes
+            .unwrap_or_else(|| options.costs.segment_bytes(plan.pipeline, size_of::<T>()));
         let mut run = Run {
-            deadline: Instant::now() + self.options.timeout.min(LONGEST_TIMEOUT),
-            transport: &mut self.transport,
-            description,
-            op: self.op,
-            segment: (self.options.segment_bytes / size_of::<T>()).max(1),
+            deadline: Instant::now() + options.timeout.min(LONGEST_TIMEOUT),
+            transport: self.transport,
+            description: self.description,
+            segment: (segment_bytes / size_of::<T>()).max(1),
         };
-        execute(plan, buffer, &mut run)
+        // In the group of all ranks every rank is its own member.
+        let plan = if *id == GroupId::WORLD { plan } else { plan.placed(0, |rank| members[rank]) };
+        execute(&plan, buffer, &mut run)
     }
 }
 
 /// Counts what passes through a transport.
 #[derive(Debug)]
 pub(super) struct Counted {
-    pub(super) inner: Box<dyn Transport>,
-    pub(super) counters: Arc<Counters>,
+    inner: Box<dyn Transport>,
+    counters: Arc<Counters>,
 }
 
 impl Transport for Counted {

@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 
+use super::integrity::Seal;
+use super::wire::{Stamp, Stamper};
 use super::{Frame, Transport};
 use crate::abort::AbortSignal;
 use crate::description::Description;
@@ -14,23 +16,58 @@ use crate::error::Error;
 pub struct Endpoint {
     rank: usize,
     /// By peer. The entry for this rank itself is unused.
-    outgoing: Vec<Sender<Frame>>,
-    incoming: Vec<Receiver<Frame>>,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
     abort: AbortSignal,
+}
+
+/// A frame, and how its receiver sees that it is the one that was sent.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) frame: Frame,
+    stamp: Option<Stamp>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    parcels: Sender<Parcel>,
+    stamper: Option<Stamper>,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    parcels: Receiver<Parcel>,
+    stamper: Option<Stamper>,
 }
 
 /// Connected endpoints for the ranks `0..world`.
 #[must_use]
 pub fn endpoints(world: usize) -> Vec<Endpoint> {
+    connected(world, None, |_, _| unbounded())
+}
+
+/// As [`endpoints`], but each frame is numbered and has a CRC-32, as between processes: for those who
+/// suspect their memory.
+#[must_use]
+pub fn checked_endpoints(world: usize) -> Vec<Endpoint> {
+    connected(world, Some(Stamper::new(Seal::crc())), |_, _| unbounded())
+}
+
+/// Endpoints whose channels from one rank to another are the ends of what `wire` makes.
+pub(crate) fn connected(
+    world: usize,
+    stamper: Option<Stamper>,
+    wire: impl Fn(usize, usize) -> (Sender<Parcel>, Receiver<Parcel>),
+) -> Vec<Endpoint> {
     let abort = AbortSignal::default();
     let mut all: Vec<Endpoint> = (0..world)
         .map(|rank| Endpoint { rank, outgoing: vec![], incoming: vec![], abort: abort.clone() })
         .collect();
     for from in 0..world {
         for to in 0..world {
-            let (sender, receiver) = unbounded();
-            all[from].outgoing.push(sender);
-            all[to].incoming.push(receiver);
+            let (sender, receiver) = wire(from, to);
+            all[from].outgoing.push(Outgoing { parcels: sender, stamper: stamper.clone() });
+            all[to].incoming.push(Incoming { parcels: receiver, stamper: stamper.clone() });
         }
     }
     all
@@ -59,10 +96,12 @@ impl Transport for Endpoint {
         if let Some(error) = self.aborted(frame.description) {
             return Err(error);
         }
-        self.outgoing[peer].send(frame).map_err(|unsent| Error::PeerLeft {
+        let outgoing = &mut self.outgoing[peer];
+        let stamp = outgoing.stamper.as_mut().map(|stamper| stamper.stamp(&frame));
+        outgoing.parcels.send(Parcel { frame, stamp }).map_err(|unsent| Error::PeerLeft {
             rank: self.rank,
             peer,
-            waiting_in: unsent.into_inner().description,
+            waiting_in: unsent.into_inner().frame.description,
         })
     }
 
@@ -72,23 +111,23 @@ impl Transport for Endpoint {
         waiting_in: Description,
         deadline: Instant,
     ) -> Result<Frame, Error> {
-        let started = Instant::now();
+        let (rank, started) = (self.rank, Instant::now());
         let received = select_biased! {
             recv(self.abort.raised()) -> _ => None,
-            recv(self.incoming[peer]) -> frame => Some(frame),
+            recv(self.incoming[peer].parcels) -> parcel => parcel.ok(),
             default(deadline.saturating_duration_since(started)) => {
-                let waited = started.elapsed();
-                return Err(Error::Timeout { rank: self.rank, peer, waiting_in, waited });
+                return Err(Error::Timeout { rank, peer, waiting_in, waited: started.elapsed() });
             }
         };
-        match received {
-            Some(Ok(frame)) => Ok(frame),
+        let Some(Parcel { frame, stamp }) = received else {
             // A peer that failed raises the signal before it drops its channels.
-            _ => Err(self.aborted(waiting_in).unwrap_or(Error::PeerLeft {
-                rank: self.rank,
-                peer,
-                waiting_in,
-            })),
+            let left = Error::PeerLeft { rank, peer, waiting_in };
+            return Err(self.aborted(waiting_in).unwrap_or(left));
+        };
+        let stamper = self.incoming[peer].stamper.as_mut();
+        match stamper.map(|stamper| stamper.check(&frame, stamp.as_ref())).transpose() {
+            Ok(_) => Ok(frame),
+            Err(problem) => Err(Error::Damaged { rank, peer, waiting_in, problem }),
         }
     }
 }

@@ -1,6 +1,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::*;
+use crate::shard::shard;
 
 /// Every element as the set of ranks that were combined into it.
 type Sets = Vec<u64>;
@@ -38,6 +39,27 @@ fn simulate(len: usize, plans: &[Plan]) -> Vec<Sets> {
                         wires.entry((rank, *to)).or_default().push_back(received);
                     }
                 }
+                Some(Step::Combine { ranks, range, forward }) => {
+                    let mut others = ranks.iter().filter(|other| **other != rank);
+                    if others.any(|other| wires.get(&(*other, rank)).is_none_or(VecDeque::is_empty))
+                    {
+                        continue;
+                    }
+                    assert!(ranks.is_sorted() && ranks.contains(&rank), "not in rank order");
+                    let mut combined = vec![0; range.len()];
+                    for from in ranks {
+                        let received = wires.get_mut(&(*from, rank)).and_then(VecDeque::pop_front);
+                        let part = received.unwrap_or_else(|| buffer[range.clone()].to_vec());
+                        for (set, part) in combined.iter_mut().zip(part) {
+                            assert_eq!(*set & part, 0, "a rank is counted twice");
+                            *set |= part;
+                        }
+                    }
+                    buffer[range.clone()].copy_from_slice(&combined);
+                    if let Some(to) = forward {
+                        wires.entry((rank, *to)).or_default().push_back(combined);
+                    }
+                }
             }
             done[rank] += 1;
         }
@@ -47,10 +69,33 @@ fn simulate(len: usize, plans: &[Plan]) -> Vec<Sets> {
     buffers
 }
 
+/// Ranges that a plan sends.
+fn sent(plan: &Plan) -> impl Iterator<Item = &Range<usize>> {
+    plan.steps.iter().filter_map(|step| match step {
+        Step::Send { range, .. }
+        | Step::Receive { range, forward: Some(_), .. }
+        | Step::Combine { range, forward: Some(_), .. } => Some(range),
+        _ => None,
+    })
+}
+
+fn sent_elements(plan: &Plan) -> usize {
+    sent(plan).map(Range::len).sum()
+}
+
+/// How often a plan waits for another rank.
+fn waits(plan: &Plan) -> usize {
+    plan.steps.iter().filter(|step| !matches!(step, Step::Send { .. })).count()
+}
+
 fn check(plan: impl Fn(usize, usize, usize) -> Plan, expected: impl Fn(usize, usize, &Sets)) {
     for world in 1..=64 {
         for len in [0, 1, world - 1, world, world + 1, 97, 3 * world] {
             let plans: Vec<Plan> = (0..world).map(|rank| plan(len, world, rank)).collect();
+            let pipeline = plans[0].pipeline;
+            assert!(plans.iter().all(|plan| plan.pipeline == pipeline), "shapes differ");
+            let largest = plans.iter().flat_map(sent).map(Range::len).max();
+            assert!(largest.is_none_or(|largest| largest <= pipeline.chunk.max(1)));
             for (rank, buffer) in simulate(len, &plans).iter().enumerate() {
                 expected(world, rank, buffer);
             }
@@ -64,22 +109,93 @@ fn everyone(world: usize) -> u64 {
 
 #[test]
 fn all_reduces_count_every_rank_once_everywhere() {
-    for plan in [all_reduce, all_reduce_doubling] {
+    for plan in [all_reduce, all_reduce_doubling, all_reduce_direct] {
         check(plan, |world, _, buffer| {
             assert!(buffer.iter().all(|set| *set == everyone(world)));
         });
     }
 }
 
+/// All row lengths that divide a world.
+fn rows(world: usize) -> impl Iterator<Item = usize> {
+    (1..=world).filter(move |row| world.is_multiple_of(*row))
+}
+
 #[test]
-fn reduce_scatter_finishes_the_own_shard_only() {
-    check(reduce_scatter, |world, rank, buffer| {
-        let own = shard(buffer.len(), world, rank);
-        for (i, set) in buffer.iter().enumerate() {
-            let expected = if own.contains(&i) { everyone(world) } else { 1 << rank };
-            assert_eq!(*set, expected);
+fn a_mesh_counts_every_rank_once_everywhere_for_every_shape() {
+    for world in 1..=64 {
+        for row in rows(world) {
+            for len in [0, 1, world - 1, world + 1, 97] {
+                let plan = |rank| all_reduce_hierarchical(len, world, rank, row);
+                let plans: Vec<Plan> = (0..world).map(plan).collect();
+                assert!(plans.iter().all(|plan| plan.pipeline == plans[0].pipeline));
+                for buffer in simulate(len, &plans) {
+                    assert!(buffer.iter().all(|set| *set == everyone(world)), "{world}, {row}");
+                }
+            }
         }
-    });
+    }
+}
+
+#[test]
+fn a_mesh_waits_less_often_than_a_ring_and_sends_as_much() {
+    for world in 1..=64 {
+        let len = 5 * world;
+        for (row, rank) in rows(world).flat_map(|row| (0..world).map(move |rank| (row, rank))) {
+            let ring = all_reduce(len, world, rank);
+            let mesh = all_reduce_hierarchical(len, world, rank, row);
+            assert_eq!(waits(&ring), 2 * (world - 1));
+            assert_eq!(waits(&mesh), 2 * (row - 1) + 2 * (world / row - 1));
+            assert_eq!(sent_elements(&ring), 2 * (len - len / world));
+            assert_eq!(sent_elements(&mesh), 2 * (len - len / world));
+        }
+    }
+}
+
+#[test]
+fn a_direct_reduction_sends_each_owner_its_part_and_waits_once() {
+    for (world, rank) in (2..=64).flat_map(|world| (0..world).map(move |rank| (world, rank))) {
+        for len in [0, 1, world - 1, world + 1, 97] {
+            let own = shard(len, world, rank).len();
+            let next = shard(len, world, (rank + 1) % world).len();
+            let scatter = reduce_scatter_direct(len, world, rank);
+            assert_eq!((waits(&scatter), sent_elements(&scatter)), (1, len - own));
+            let all = all_reduce_direct(len, world, rank);
+            assert_eq!((waits(&all), sent_elements(&all)), (world, len - own + len - next));
+        }
+    }
+}
+
+#[test]
+fn a_placed_plan_names_other_ranks_and_another_part_of_the_buffer() {
+    // Ranks 1, 3 and 6 of 8 reduce the elements from 5 on.
+    let members = [1, 3, 6];
+    for plan in [all_reduce, all_reduce_doubling, all_reduce_direct] {
+        let plans: Vec<Plan> = (0..8)
+            .map(|global| match members.iter().position(|member| *member == global) {
+                Some(rank) => plan(7, 3, rank).placed(5, |rank| members[rank]),
+                None => Plan::default(),
+            })
+            .collect();
+        for (rank, buffer) in simulate(12, &plans).iter().enumerate() {
+            let reduced = if members.contains(&rank) { 0b0100_1010 } else { 1 << rank };
+            assert!(buffer[..5].iter().all(|set| *set == 1 << rank));
+            assert!(buffer[5..].iter().all(|set| *set == reduced));
+        }
+    }
+}
+
+#[test]
+fn reduce_scatters_finish_the_own_shard_only() {
+    for plan in [reduce_scatter, reduce_scatter_direct] {
+        check(plan, |world, rank, buffer| {
+            let own = shard(buffer.len(), world, rank);
+            for (i, set) in buffer.iter().enumerate() {
+                let expected = if own.contains(&i) { everyone(world) } else { 1 << rank };
+                assert_eq!(*set, expected);
+            }
+        });
+    }
 }
 
 #[test]
