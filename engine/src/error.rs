@@ -98,6 +98,14 @@ pub enum Error {
         /// What it is.
         found: String,
     },
+    /// The process of a rank has failed. It has said itself why, unless it was killed.
+    #[error("the process of rank {rank} ended with {status}")]
+    RankEnded {
+        /// The rank.
+        rank: usize,
+        /// How it ended.
+        status: std::process::ExitStatus,
+    },
     /// The file system refused.
     #[error("{action} {}: {source}", path.display())]
     Io {

@@ -9,6 +9,7 @@ use super::limit::CopyRate;
 use super::reference::{Number, Place, fill};
 use super::{Collective, Measurement, size};
 use crate::doctor::Cpu;
+use crate::environment::ProcessRank;
 use crate::error::{Error, Mistake};
 use crate::ranks;
 
@@ -115,7 +116,7 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// As [`Self::run_rank`].
+    /// [`Error::WrongResult`] if a collective does not return what it must, and whatever ends one.
     pub fn run_threads(
         &self,
         world: usize,
@@ -131,12 +132,22 @@ impl Workload {
         .map(drop)
     }
 
-    /// Measures as one rank of `group`; rank 0 reports.
+    /// Measures as the one rank that this process is; rank 0 reports.
     ///
     /// # Errors
     ///
-    /// [`Error::WrongResult`] if a collective does not return what it must, and whatever ends one.
-    pub fn run_rank(
+    /// As [`Self::run_threads`].
+    pub fn run_process(
+        &self,
+        process: &ProcessRank,
+        options: &GroupOptions,
+        mut report: impl FnMut(Measurement) + Send,
+    ) -> Result<(), Error> {
+        let group = process.join(options)?;
+        ranks::run_one(&group, process.threads(), |group| self.run_rank(&group, &mut report))
+    }
+
+    fn run_rank(
         &self,
         group: &ProcessGroup,
         report: &mut dyn FnMut(Measurement),

@@ -105,7 +105,10 @@ fn run(kind: Kind, fault: Fault, timeout: Duration) -> Vec<Result<(), Error>> {
                     for _ in 0..ROUNDS {
                         let ones = vec![1.0f32; ELEMENTS];
                         let sum = group.all_reduce(ones, ReduceOp::Sum).wait()?;
-                        assert!(sum.iter().all(|v| *v == WORLD as f32), "a wrong sum went unnoticed");
+                        assert!(
+                            sum.iter().all(|v| *v == WORLD as f32),
+                            "a wrong sum went unnoticed"
+                        );
                     }
                     Ok(())
                 })
@@ -128,7 +131,10 @@ fn noticed(kind: Kind, fault: Fault, timeout: Duration) -> Error {
     for error in &errors {
         let message = error.to_string();
         let names_the_collective = message.contains("all_reduce(sum) #");
-        assert!(names_the_collective && message.contains("30000 f32"), "{kind:?} {fault:?}: {message}");
+        assert!(
+            names_the_collective && message.contains("30000 f32"),
+            "{kind:?} {fault:?}: {message}"
+        );
     }
     let first = errors.iter().find(|error| !matches!(error, Error::Aborted { .. }));
     first.unwrap_or(&errors[0]).clone()

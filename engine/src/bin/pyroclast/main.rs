@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod console;
 mod generate;
+mod processes;
 mod progress;
 mod settings;
 mod train;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use args::Command;
-use pyroclast::Error;
+use pyroclast::{Error, environment};
 
 fn main() -> ExitCode {
     let outcome = args::parse(std::env::args_os()).and_then(|command| match command {
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            console::complain(&error);
+            console::complain(&error, environment::variable("RANK").as_deref());
             ExitCode::from(if error.is_misuse() { 2 } else { 1 })
         }
     }
