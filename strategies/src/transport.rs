@@ -9,7 +9,7 @@ pub mod wire;
 use std::time::Instant;
 
 use crate::abort::AbortSignal;
-use crate::description::Description;
+use crate::description::{Description, Dtype};
 use crate::error::Error;
 
 pub use integrity::Integrity;
@@ -41,6 +41,20 @@ pub enum Payload {
 }
 
 impl Payload {
+    /// Type of the numbers.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::F64(_) => Dtype::F64,
+            Self::F16(_) => Dtype::F16,
+            Self::Bf16(_) => Dtype::Bf16,
+            Self::I32(_) => Dtype::I32,
+            Self::I64(_) => Dtype::I64,
+            Self::U8(_) => Dtype::U8,
+        }
+    }
+
     /// Bytes that the numbers occupy.
     #[must_use]
     pub fn byte_len(&self) -> usize {

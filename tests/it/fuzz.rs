@@ -1,6 +1,7 @@
 //! The fuzz targets on their committed corpus, and on damaged copies of it.
 
 #[path = "../../fuzz/src/lib.rs"]
+#[allow(unreachable_pub, reason = "a library there, a module here")]
 mod targets;
 
 use std::fs;

@@ -12,6 +12,9 @@ mod resume;
 /// Failures of user code end the whole run, with the right error first.
 mod failures;
 
+/// Ranks that are processes.
+mod network;
+
 /// Bytes from outside break nothing.
 mod fuzz;
 

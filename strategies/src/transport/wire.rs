@@ -5,8 +5,8 @@
 //!      0      4  magic "pyrf"
 //!      4      1  operation
 //!      5      1  reduction, 255 if there is none
-//!      6      1  dtype
-//!      7      1  0
+//!      6      1  dtype of the collective
+//!      7      1  dtype of the payload: half precision may travel as f32
 //!      8      4  root, all ones if there is none
 //!     12      4  bytes of the payload
 //!     16      8  group
@@ -103,7 +103,7 @@ impl Stamper {
     }
 
     fn fields(&self, frame: &Frame) -> Fields {
-        let mut fields = encode(&frame.description, frame.payload.byte_len());
+        let mut fields = encode(&frame.description, &frame.payload);
         fields[40..].copy_from_slice(&self.number.to_le_bytes());
         fields
     }
@@ -156,12 +156,12 @@ impl Stream {
         if stamper.seal.tag(tagged) != tag_at(tag) {
             return Err(WireError::Damaged("a frame's header is damaged"));
         }
-        let (description, len) =
+        let (description, dtype, len) =
             decode(tagged).ok_or(WireError::Damaged("a frame's header makes no sense"))?;
         if tagged[40..FIELDS] != stamper.number.to_le_bytes() {
             return Err(WireError::Damaged("a frame was lost, repeated or reordered"));
         }
-        let payload = read_payload(reader, description.dtype, len).map_err(WireError::Io)?;
+        let payload = read_payload(reader, dtype, len).map_err(WireError::Io)?;
         if stamper.seal.tag(bytes(&payload)) != tag_at(&tagged[FIELDS..]) {
             return Err(WireError::Damaged(DAMAGED_PAYLOAD));
         }
@@ -239,32 +239,31 @@ pub(crate) fn bytes(payload: &Payload) -> &[u8] {
 }
 
 /// All fields but the frame's number.
-fn encode(description: &Description, payload: usize) -> Fields {
+fn encode(description: &Description, payload: &Payload) -> Fields {
     let Description { operation, group, sequence, elements, dtype } = *description;
     let mut fields = [0; FIELDS];
     fields[..4].copy_from_slice(MAGIC);
     fields[4] = operation_code(operation);
     fields[5] = operation.reduce_op().map_or(u8::MAX, reduce_code);
     fields[6] = dtype_code(dtype);
+    fields[7] = dtype_code(payload.dtype());
     let root = operation.root().map_or(u32::MAX, |root| root as u32);
     fields[8..12].copy_from_slice(&root.to_le_bytes());
-    fields[12..16].copy_from_slice(&(payload as u32).to_le_bytes());
+    fields[12..16].copy_from_slice(&(payload.byte_len() as u32).to_le_bytes());
     fields[16..24].copy_from_slice(&group.0.to_le_bytes());
     fields[24..32].copy_from_slice(&sequence.to_le_bytes());
     fields[32..40].copy_from_slice(&(elements as u64).to_le_bytes());
     fields
 }
 
-/// Description and payload bytes, if they are ones that a rank can send.
-fn decode(fields: &[u8]) -> Option<(Description, usize)> {
+/// Description, dtype and bytes of the payload, if they are ones that a rank can send.
+fn decode(fields: &[u8]) -> Option<(Description, Dtype, usize)> {
     let word = |at: usize| Some(u32::from_le_bytes(fields.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_le_bytes(fields.get(at..at + 8)?.try_into().ok()?));
-    if fields.get(..4)? != MAGIC || fields[7] != 0 {
-        return None;
-    }
-    let dtype = dtype_from(fields[6])?;
+    let (dtype, carried) = (dtype_from(fields[6])?, dtype_from(fields[7])?);
     let payload = word(12)? as usize;
-    if payload > MAX_FRAME_BYTES || !payload.is_multiple_of(dtype.size()) {
+    let is_whole = payload.is_multiple_of(carried.size());
+    if fields.get(..4)? != MAGIC || payload > MAX_FRAME_BYTES || !is_whole {
         return None;
     }
     let description = Description {
@@ -274,7 +273,7 @@ fn decode(fields: &[u8]) -> Option<(Description, usize)> {
         elements: usize::try_from(long(32)?).ok()?,
         dtype,
     };
-    Some((description, payload))
+    Some((description, carried, payload))
 }
 
 fn operation_code(operation: Operation) -> u8 {

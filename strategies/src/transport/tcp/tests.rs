@@ -168,3 +168,42 @@ fn a_rank_that_leaves_early_is_told_apart_from_one_that_died() {
     let left = |e: &Error| matches!(e, Error::PeerLeft { peer: 1, .. });
     assert!(errors.iter().flatten().any(left), "{errors:?}");
 }
+
+/// Every collective of every type over sockets.
+mod collectives {
+    use super::*;
+    use crate::collectives::Algorithm;
+    use crate::group::tests::grid::{few_segments, grid, lengths};
+
+    fn boxed(world: usize, options: &TcpOptions) -> Vec<Box<dyn Transport>> {
+        let boxed = |endpoint| Box::new(endpoint) as Box<dyn Transport>;
+        endpoints(world, options).into_iter().map(boxed).collect()
+    }
+
+    #[test]
+    fn equal_the_scalar_reference() {
+        for world in 1..=8 {
+            // One algorithm for each world, and every way of checking frames, in turn.
+            let ways = [Algorithm::Auto, Algorithm::Ring, Algorithm::Doubling, Algorithm::Direct];
+            let integrity = [Integrity::Crc, Integrity::Keyed][world % 2];
+            let sockets_per_peer = 1 + world % 3;
+            let options = TcpOptions { integrity, sockets_per_peer, ..TcpOptions::default() };
+            for algorithm in if is_full() { &ways[..] } else { &ways[world % 4..][..1] } {
+                grid(boxed(world, &options), &few_segments(*algorithm), &lengths(world));
+            }
+        }
+    }
+
+    #[test]
+    fn of_large_buffers_equal_the_scalar_reference() {
+        const MEBIBYTE: usize = 1 << 18;
+        for world in [2, 3] {
+            let options = TcpOptions { sockets_per_peer: world - 1, ..TcpOptions::default() };
+            grid(boxed(world, &options), &GroupOptions::default(), &[MEBIBYTE + 7]);
+        }
+    }
+
+    fn is_full() -> bool {
+        std::env::var_os("PYROCLAST_FULL").is_some()
+    }
+}

@@ -32,9 +32,10 @@ fn frames() -> Vec<Frame> {
     operations
         .into_iter()
         .zip(payloads.into_iter().cycle())
-        .map(|(operation, (dtype, payload))| Frame {
-            description: description(operation, dtype),
-            payload,
+        // A half-precision collective whose partial results are f32 is among them.
+        .map(|(operation, (dtype, payload))| {
+            let dtype = if operation == Operation::Barrier { Dtype::F16 } else { dtype };
+            Frame { description: description(operation, dtype), payload }
         })
         .collect()
 }
