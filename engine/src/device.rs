@@ -68,39 +68,51 @@ impl Accelerator {
         }
     }
 
-    /// The device that all ranks of this process share.
+    /// The first device, which all ranks that are threads of one process share.
     ///
     /// # Errors
     ///
     /// [`AcceleratorError`] if the accelerator is not compiled in or the machine has none.
     pub fn device(self) -> Result<Device, AcceleratorError> {
+        self.device_of(0)
+    }
+
+    /// The device of a rank that is a process: the machine's devices are dealt to its ranks in turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::device`].
+    pub fn device_of(self, local_rank: usize) -> Result<Device, AcceleratorError> {
         if !self.is_compiled_in() {
             return Err(AcceleratorError::NotCompiledIn(self.name()));
         }
-        self.find().ok_or(AcceleratorError::NoDevice(self.name()))
+        self.find(local_rank).ok_or(AcceleratorError::NoDevice(self.name()))
     }
 
     /// Looks without opening: using a device that does not exist would panic.
-    fn find(self) -> Option<Device> {
+    #[cfg_attr(not(any(feature = "wgpu", feature = "cuda")), expect(unused_variables))]
+    fn find(self, local_rank: usize) -> Option<Device> {
         match self {
             Self::Cpu => Some(Device::flex()),
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => first(burn::tensor::DeviceType::Wgpu),
+            Self::Wgpu => dealt(burn::tensor::DeviceType::Wgpu, local_rank),
             #[cfg(feature = "vulkan")]
-            Self::Vulkan => first(burn::tensor::DeviceType::Vulkan),
+            Self::Vulkan => dealt(burn::tensor::DeviceType::Vulkan, local_rank),
             #[cfg(feature = "cuda")]
-            Self::Cuda => first(burn::tensor::DeviceType::Cuda),
+            Self::Cuda => dealt(burn::tensor::DeviceType::Cuda, local_rank),
             #[allow(unreachable_patterns, reason = "with every feature on, no accelerator is left")]
             _ => None,
         }
     }
 }
 
-/// The first device of a type, hardware before software.
+/// A rank's device of a type. Software ones count only where there is nothing else.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-fn first(device_type: burn::tensor::DeviceType) -> Option<Device> {
-    let devices = Device::enumerate(device_type).into_vec();
-    devices.iter().find(|device| !is_software(device)).or(devices.first()).cloned()
+fn dealt(device_type: burn::tensor::DeviceType, local_rank: usize) -> Option<Device> {
+    let all = Device::enumerate(device_type).into_vec();
+    let (software, hardware): (Vec<_>, Vec<_>) = all.into_iter().partition(is_software);
+    let devices = if hardware.is_empty() { software } else { hardware };
+    devices.get(local_rank % devices.len().max(1)).cloned()
 }
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]

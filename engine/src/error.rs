@@ -79,6 +79,33 @@ pub enum Error {
         /// Path of the first such parameter.
         path: String,
     },
+    /// A collective returned something else than its definition says.
+    #[error(
+        "rank {rank}: {collective} of {elements} returned {found} at {index}, but the reference is \
+         {expected}; nothing was timed"
+    )]
+    WrongResult {
+        /// The rank that noticed.
+        rank: usize,
+        /// The collective.
+        collective: &'static str,
+        /// How many elements of which type.
+        elements: String,
+        /// The first wrong element.
+        index: usize,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// The process of a rank has failed. It has said itself why, unless it was killed.
+    #[error("the process of rank {rank} ended with {status}")]
+    RankEnded {
+        /// The rank.
+        rank: usize,
+        /// How it ended.
+        status: std::process::ExitStatus,
+    },
     /// The file system refused.
     #[error("{action} {}: {source}", path.display())]
     Io {

@@ -6,12 +6,14 @@
 //! In reading order: `step` (one optimizer step, from top to bottom), [`trainer`] (the loop around it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked
 //! once), [`checkpoint`], and [`gpt`], the model that the `pyroclast` binary trains.
 
+pub mod bench;
 pub mod callback;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod device;
 pub mod doctor;
+pub mod environment;
 pub mod error;
 pub mod gpt;
 pub mod metrics;
@@ -29,6 +31,7 @@ pub use config::TrainerConfig;
 pub use data::sampler::{Sampler, Sampling};
 pub use data::{DataModule, Dataset, Loader, Samples};
 pub use device::Accelerator;
+pub use environment::{Environment, ProcessRank};
 pub use error::{BoxError, Error, Mistake};
 pub use metrics::{Metrics, Split};
 pub use plan::Plan;

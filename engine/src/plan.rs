@@ -3,12 +3,14 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::Device;
 use pyroclast_precision::Precision;
-use pyroclast_strategies::Optimizer;
+use pyroclast_strategies::{GroupOptions, Optimizer};
 use serde::Serialize;
 
 use crate::config::TrainerConfig;
 use crate::device::Accelerator;
+use crate::environment::{Environment, ProcessRank};
 use crate::error::{Error, Mistake};
 use crate::schedule::{Decay, Schedule};
 
@@ -30,8 +32,12 @@ pub struct Plan {
     pub strategy: Strategy,
     /// Where they compute.
     pub accelerator: Accelerator,
-    /// Ranks on this node.
+    /// Ranks of the job.
     pub world: usize,
+    /// The rank that this process is; none if all ranks are threads of it.
+    pub process: Option<ProcessRank>,
+    /// Settings of the group of all ranks.
+    pub group: GroupOptions,
     /// Numbers in which the model computes.
     pub precision: Precision,
     /// The optimizer.
@@ -63,9 +69,10 @@ impl Plan {
     /// # Errors
     ///
     /// [`Error::Config`] with every mistake.
-    pub fn new(config: &TrainerConfig) -> Result<Self, Error> {
+    pub fn new(config: &TrainerConfig, environment: &Environment) -> Result<Self, Error> {
         let mut check = Check::default();
-        let strategy = check.strategy(config);
+        let world = check.world(config, environment.process.as_ref());
+        let strategy = check.strategy(config, world);
         let accelerator = check.parse("accelerator", config.accelerator.parse::<Accelerator>());
         let precision = check.parse("precision", config.precision.parse::<Precision>());
         let optimizer = check.optimizer(config);
@@ -83,7 +90,9 @@ impl Plan {
                 resolved: resolved(config, strategy, accelerator, &optimizer),
                 strategy,
                 accelerator,
-                world: config.devices,
+                world,
+                process: environment.process.clone(),
+                group: environment.group_options(),
                 precision,
                 optimizer,
                 schedule,
@@ -94,6 +103,28 @@ impl Plan {
             _ => return Err(Error::Config(check.0)),
         };
         if check.0.is_empty() { Ok(plan) } else { Err(Error::Config(check.0)) }
+    }
+
+    /// Whether this process has rank 0, which alone prints and writes.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.process.as_ref().is_none_or(|process| process.rank == 0)
+    }
+
+    /// A rank's number among the ranks of its machine.
+    #[must_use]
+    pub fn local_rank(&self, rank: usize) -> usize {
+        self.process.as_ref().map_or(rank, |process| process.local_rank)
+    }
+
+    /// The device of this process's ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if there is none.
+    pub fn device(&self) -> Result<Device, Error> {
+        let local_rank = self.process.as_ref().map_or(0, |process| process.local_rank);
+        Ok(self.accelerator.device_of(local_rank)?)
     }
 
     /// The resolved configuration as JSON.
@@ -139,6 +170,10 @@ fn resume(config: &TrainerConfig) -> Resume {
 /// Ranks that one process may have: they are threads, each with a connection to every other.
 const MAX_RANKS: usize = 256;
 
+/// How ranks on several machines, or in several processes, are started.
+pub const SET_RANKS: &str = "start one process per rank, with RANK and WORLD_SIZE set, and \
+                             MASTER_ADDR naming rank 0's machine";
+
 /// Micro-batches of a step.
 const MAX_MICRO_BATCHES: usize = 1 << 20;
 
@@ -168,29 +203,40 @@ impl Check {
         parsed.map_err(|error| self.mistake(setting, error.to_string())).ok()
     }
 
-    fn strategy(&mut self, config: &TrainerConfig) -> Option<Strategy> {
-        match config.devices {
-            0 => self.mistake("devices", "0 ranks cannot train; use 1 or more"),
-            devices if devices > MAX_RANKS => {
+    /// The number of ranks: where they are processes, the environment says it.
+    fn world(&mut self, config: &TrainerConfig, process: Option<&ProcessRank>) -> usize {
+        let TrainerConfig { devices, num_nodes, .. } = *config;
+        if devices == 0 {
+            self.mistake("devices", "0 ranks cannot train; use 1 or more");
+        }
+        let Some(process) = process else {
+            if devices > MAX_RANKS {
                 let problem = format!("{devices} ranks in one process; the limit is {MAX_RANKS}");
                 self.mistake("devices", problem);
             }
-            _ => {}
+            if num_nodes != 1 {
+                let problem = format!("{num_nodes} nodes: {SET_RANKS}; or use 1");
+                self.mistake("num_nodes", problem);
+            }
+            return devices;
+        };
+        let world = process.world;
+        if (devices, num_nodes) != (1, 1) && devices.checked_mul(num_nodes) != Some(world) {
+            let asked = format!("{devices} devices on each of {num_nodes} nodes");
+            let advice = "make them agree, or leave devices and num_nodes out";
+            self.mistake("devices", format!("{asked}, but WORLD_SIZE is {world}; {advice}"));
         }
-        if config.num_nodes != 1 {
-            let nodes = config.num_nodes;
-            self.mistake("num_nodes", format!("{nodes} nodes are not in this version; use 1"));
-        }
+        world
+    }
+
+    fn strategy(&mut self, config: &TrainerConfig, world: usize) -> Option<Strategy> {
         match config.strategy.as_str() {
-            "auto" if config.devices > 1 => Some(Strategy::Ddp),
+            "auto" if world > 1 => Some(Strategy::Ddp),
             "auto" => Some(Strategy::Single),
             "ddp" => Some(Strategy::Ddp),
-            "single" if config.devices > 1 => {
-                let devices = config.devices;
-                self.mistake(
-                    "strategy",
-                    format!("`single` is for one rank, but devices = {devices}; use `ddp`"),
-                );
+            "single" if world > 1 => {
+                let problem = format!("`single` is for one rank, but there are {world}; use `ddp`");
+                self.mistake("strategy", problem);
                 None
             }
             "single" => Some(Strategy::Single),
@@ -317,7 +363,20 @@ mod tests {
     fn steps(change: impl FnOnce(&mut TrainerConfig)) -> Result<Plan, Error> {
         let mut config = TrainerConfig { max_steps: Some(1), ..TrainerConfig::default() };
         change(&mut config);
-        Plan::new(&config)
+        Plan::new(&config, &Environment::default())
+    }
+
+    /// As one rank of `world` processes.
+    fn process(world: usize, change: impl FnOnce(&mut TrainerConfig)) -> Result<Plan, Error> {
+        let mut config = TrainerConfig { max_steps: Some(1), ..TrainerConfig::default() };
+        change(&mut config);
+        let world = world.to_string();
+        let environment = Environment::read(|name| match name {
+            "RANK" => Some("0".to_owned()),
+            "WORLD_SIZE" => Some(world.clone()),
+            _ => None,
+        });
+        Plan::new(&config, &environment.map_err(Error::Config)?)
     }
 
     #[test]
@@ -366,6 +425,33 @@ mod tests {
                 other => panic!("{setting} was not refused: {other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn the_environment_says_how_many_processes_there_are() {
+        let table: [(usize, usize, usize, bool); 8] = [
+            (4, 1, 1, true),
+            (4, 4, 1, true),
+            (4, 2, 2, true),
+            (4, 1, 4, true),
+            (4, 2, 1, false),
+            (4, 2, 3, false),
+            (1, 1, 2, false),
+            (4, usize::MAX, 2, false),
+        ];
+        for (world, devices, num_nodes, is_valid) in table {
+            let plan = process(world, |c| (c.devices, c.num_nodes) = (devices, num_nodes));
+            match plan {
+                Ok(plan) => assert_eq!((plan.world, is_valid), (world, true)),
+                Err(error) => {
+                    assert!(!is_valid, "{error}");
+                    assert!(error.to_string().contains(&format!("WORLD_SIZE is {world}")));
+                }
+            }
+        }
+        let ddp = process(2, |_| ()).expect("two processes");
+        assert_eq!(ddp.strategy, Strategy::Ddp);
+        assert!(process(2, |c| c.strategy = "single".into()).is_err());
     }
 
     #[test]

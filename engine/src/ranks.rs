@@ -1,4 +1,5 @@
-//! Runs one function per rank, on threads, so that a rank's failure ends all of them.
+//! Runs one function per rank, on threads or as the one rank of this process, so that a rank's
+//! failure ends all of them.
 //!
 //! Each rank computes in a thread pool of its own with its share of the processor. In one pool for
 //! all, ranks would queue behind each other's work; and a rank inside its pool hands work to it
@@ -31,7 +32,8 @@ pub(crate) fn run<S: Send, R: Send>(
         .into_iter()
         .map(|endpoint| Arc::new(ProcessGroup::new(endpoint, options.clone())))
         .collect();
-    let pools = (0..world).map(|rank| pool(rank, world)).collect::<Result<Vec<_>, Error>>()?;
+    let share = (rayon::current_num_threads() / world).max(1);
+    let pools = (0..world).map(|rank| pool(rank, share)).collect::<Result<Vec<_>, Error>>()?;
     let outcomes: Vec<Result<R, Error>> = thread::scope(|scope| {
         let threads: Vec<_> = groups
             .iter()
@@ -58,10 +60,24 @@ pub(crate) fn run<S: Send, R: Send>(
     first_failure(outcomes, blamed)
 }
 
-/// A rank's share of the processor: of `RAYON_NUM_THREADS`, or else of all cores.
-fn pool(rank: usize, world: usize) -> Result<rayon::ThreadPool, Error> {
+/// Runs `body` as the one rank of this process, on `threads` threads.
+///
+/// # Errors
+///
+/// This rank's own error, of which the others are told.
+pub(crate) fn run_one<R: Send>(
+    group: &Arc<ProcessGroup>,
+    threads: usize,
+    body: impl FnOnce(Arc<ProcessGroup>) -> Result<R, Error> + Send,
+) -> Result<R, Error> {
+    let rank = group.rank();
+    guarded(rank, group, || pool(rank, threads)?.install(|| body(Arc::clone(group))))
+}
+
+/// The threads that a rank computes with.
+fn pool(rank: usize, threads: usize) -> Result<rayon::ThreadPool, Error> {
     rayon::ThreadPoolBuilder::new()
-        .num_threads((rayon::current_num_threads() / world).max(1))
+        .num_threads(threads)
         .thread_name(move |thread| format!("rank-{rank}-{thread}"))
         .build()
         .map_err(|error| {
@@ -148,6 +164,21 @@ mod tests {
             let error = outcome.expect_err("a rank fails").to_string();
             assert_eq!(error, format!("rank {failing}: training_step: out of cheese"));
         }
+    }
+
+    #[test]
+    fn a_rank_by_itself_tells_the_others_of_its_failure() {
+        let groups: Vec<_> = memory::endpoints(2)
+            .into_iter()
+            .map(|endpoint| Arc::new(ProcessGroup::new(endpoint, GroupOptions::default())))
+            .collect();
+        let threads = run_one(&groups[1], 3, |_| Ok(rayon::current_num_threads()));
+        assert_eq!(threads.expect("no failure"), 3);
+        let failed = run_one(&groups[1], 1, |_| -> Result<(), Error> { panic!("shapes differ") });
+        assert_eq!(failed.expect_err("a panic").to_string(), "rank 1 panicked: shapes differ");
+        let woken = run_one(&groups[0], 1, |group| Ok(group.barrier()?));
+        let woken = woken.expect_err("the other rank has failed").to_string();
+        assert!(woken.contains("rank 1 failed: rank 1 panicked: shapes differ"), "{woken}");
     }
 
     #[test]

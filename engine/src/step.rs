@@ -148,12 +148,14 @@ impl Totals {
     }
 }
 
-/// A number that differs for different names (FNV-1a), small enough that sums over ranks are exact.
+/// A number that differs for different names, small enough that sums over ranks are exact.
 fn fingerprint(metrics: &[(String, f64)]) -> f64 {
-    let names = metrics.iter().flat_map(|(name, _)| name.bytes().chain([0]));
-    let hash = names
-        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    f64::from(hash)
+    f64::from(hash(metrics.iter().flat_map(|(name, _)| name.bytes().chain([0]))))
+}
+
+/// FNV-1a.
+pub(crate) fn hash(bytes: impl Iterator<Item = u8>) -> u32 {
+    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Says where user code failed.

@@ -6,13 +6,13 @@ mod rank;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use pyroclast_strategies::GroupOptions;
+use pyroclast_strategies::ProcessGroup;
 
 use crate::callback::Callback;
 use crate::config::TrainerConfig;
 use crate::data::DataModule;
+use crate::environment::Environment;
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::output::RunFolder;
@@ -20,16 +20,16 @@ use crate::plan::Plan;
 use crate::ranks;
 use crate::task::TrainModule;
 
-/// Environment variable: seconds that a rank waits for another within one collective; also how long
-/// the others wait for rank 0 to prepare data or to save.
-const TIMEOUT: &str = "PYROCLAST_TIMEOUT";
-
 /// Trains models. Made from a [`TrainerConfig`], which it checks.
+///
+/// Ranks are threads of this process, unless its [`Environment`] says that it is itself one rank.
 pub struct Trainer {
     plan: Plan,
     callbacks: Vec<Box<dyn Callback>>,
     stop: Arc<AtomicBool>,
     config: serde_json::Value,
+    /// The group of all ranks, once this process has joined it.
+    group: Option<Arc<ProcessGroup>>,
 }
 
 /// A trained model, and how the run went.
@@ -58,22 +58,36 @@ pub enum StopReason {
 }
 
 impl Trainer {
-    /// Checks `config`.
+    /// Checks `config`, and the environment of this process.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] with every mistake in it.
     pub fn new(config: TrainerConfig) -> Result<Self, Error> {
-        let plan = Plan::new(&config)?;
-        let config = plan.to_json();
-        Ok(Self { plan, callbacks: vec![], stop: Arc::default(), config })
+        Self::in_environment(config, &Environment::of_process()?)
     }
 
-    /// Adds a callback. Callbacks are called in the order in which they were added.
+    /// Checks `config` against `environment`, in place of this process's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn in_environment(config: TrainerConfig, environment: &Environment) -> Result<Self, Error> {
+        let plan = Plan::new(&config, environment)?;
+        let config = plan.to_json();
+        Ok(Self { plan, callbacks: vec![], stop: Arc::default(), config, group: None })
+    }
+
+    /// Adds a callback. Callbacks are called on rank 0, in the order in which they were added.
     #[must_use]
     pub fn with_callback(mut self, callback: impl Callback + 'static) -> Self {
-        self.callbacks.push(Box::new(callback));
+        self.add_callback(callback);
         self
+    }
+
+    /// As [`Self::with_callback`], to a trainer in use.
+    pub fn add_callback(&mut self, callback: impl Callback + 'static) {
+        self.callbacks.push(Box::new(callback));
     }
 
     /// Sets what `config.resolved.json` and checkpoints hold in place of the trainer's own settings.
@@ -95,32 +109,58 @@ impl Trainer {
         &self.plan
     }
 
+    /// Joins the other ranks, where each is a process; [`Self::fit`] does so itself. A rank that
+    /// joins before it reads its inputs can tell the others that it [failed](Self::fail) to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Strategy`] if they cannot be reached or are not of this job.
+    pub fn join(&mut self) -> Result<(), Error> {
+        if let (Some(process), None) = (&self.plan.process, &self.group) {
+            self.group = Some(process.join(&self.plan.group)?);
+        }
+        Ok(())
+    }
+
+    /// Ends all ranks that this process has joined, with `error` as the reason.
+    pub fn fail(&self, error: &Error) {
+        if let Some(group) = &self.group {
+            group.abort_signal().raise(group.rank(), error);
+        }
+    }
+
     /// Trains the model of `task` on `data`.
     ///
     /// # Errors
     ///
-    /// The error of the rank that failed first; all others are stopped at once.
+    /// Where ranks are threads, the error of the one that failed first. Where this process is a rank,
+    /// its own: an error of another rank names that one. All ranks are stopped at once.
     pub fn fit<T, D>(&mut self, task: &T, data: &D) -> Result<Fitted<T::Model>, Error>
     where
         T: TrainModule,
         D: DataModule<Batch = T::Batch>,
     {
+        self.join()?;
         let plan = &self.plan;
-        let device = plan.accelerator.device()?;
+        let device = plan.device().inspect_err(|error| self.fail(error))?;
         let writes = !plan.resolved.fast_dev_run;
         let folder = plan.resolved.out.as_ref().filter(|_| writes).map(RunFolder::at);
-        if let Some(folder) = &folder {
-            folder.refuse_taken(&plan.resume)?;
-        }
-        let options = GroupOptions { timeout: timeout()?, ..GroupOptions::default() };
         let shared =
             rank::Shared { plan, task, device, folder, config: &self.config, stop: &self.stop };
         let mut callbacks = Some(&mut self.callbacks);
         // Callbacks run on rank 0 only; the other ranks get none.
-        let state = |rank| (data.clone(), callbacks.take_if(|_| rank == 0));
-        let outcome = ranks::run(plan.world, &options, state, |group, (data, callbacks)| {
+        let mut state = |rank| (data.clone(), callbacks.take_if(|_| rank == 0));
+        let body = |group, (data, callbacks): (D, Option<&mut Vec<Box<dyn Callback>>>)| {
             rank::fit(&shared, group, data, callbacks.map_or(&mut [], Vec::as_mut_slice))
-        });
+        };
+        let outcome = match (&plan.process, self.group.take()) {
+            (Some(process), Some(group)) => {
+                let state = state(process.rank);
+                ranks::run_one(&group, process.threads(), |group| body(group, state))
+                    .map(|fitted| vec![fitted])
+            }
+            _ => ranks::run(plan.world, &plan.group, state, body),
+        };
         // The flag has done its work; another run with this trainer starts afresh.
         self.stop.store(false, Ordering::Relaxed);
         outcome?.into_iter().next().ok_or_else(|| Error::setting("devices", "there is no rank"))
@@ -130,13 +170,5 @@ impl Trainer {
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Trainer({:?}, {} callbacks)", self.plan, self.callbacks.len())
-    }
-}
-
-fn timeout() -> Result<Duration, Error> {
-    let Ok(text) = std::env::var(TIMEOUT) else { return Ok(GroupOptions::default().timeout) };
-    match text.parse::<f64>().map(Duration::try_from_secs_f64) {
-        Ok(Ok(timeout)) if !timeout.is_zero() => Ok(timeout),
-        _ => Err(Error::setting(TIMEOUT, format!("`{text}` is not a number of seconds above 0"))),
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use super::Cpu;
 
 impl Cpu {
-    pub(super) fn examine() -> Self {
+    pub(crate) fn examine() -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let threads = thread::available_parallelism().map_or(1, usize::from);
         Self {

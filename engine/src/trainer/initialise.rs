@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::rank::Shared;
 use crate::checkpoint::{Checkpoint, Manifest};
 use crate::error::{Error, Mistake};
-use crate::step::user;
+use crate::step::{hash, user};
 use crate::task::{RankContext, TrainModule};
 
 /// Burn's generator of initial numbers belongs to the process. Whoever seeds it and draws from it
@@ -41,13 +41,15 @@ pub(super) fn build_model<T: TrainModule>(
     Ok(model)
 }
 
-/// Whether a model draws random numbers in training.
+/// Whether a model draws random numbers in training, which it does from its process's generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Randomness {
     /// It does not.
     None,
-    /// Burn's `Dropout` does, from the process's generator.
-    Shared,
+    /// It does, as the only rank of its process.
+    OwnGenerator,
+    /// It does, as other ranks of the process do, in no certain order.
+    SharedGenerator,
 }
 
 impl Randomness {
@@ -60,30 +62,63 @@ impl Randomness {
         model: &T::Model,
         shared: &Shared<'_, T>,
     ) -> Result<Self, Error> {
-        let mut find = FindDropout(Self::None);
+        let mut find = FindDropout { found: false };
         model.visit(&mut find);
-        if find.0 == Self::Shared && shared.plan.resolved.deterministic && shared.plan.world > 1 {
-            let world = shared.plan.world;
+        let world = shared.plan.world;
+        let is_alone = world == 1 || shared.plan.process.is_some();
+        let randomness = match find.found {
+            false => Self::None,
+            true if is_alone => Self::OwnGenerator,
+            true => Self::SharedGenerator,
+        };
+        if randomness == Self::SharedGenerator && shared.plan.resolved.deterministic {
             return Err(Error::setting(
                 "deterministic",
                 format!(
                     "the model has a Dropout, and the {world} ranks of this process draw its masks \
-                     from one generator; use devices = 1"
+                     from one generator; start one process per rank, or use devices = 1"
                 ),
             ));
         }
-        Ok(find.0)
+        Ok(randomness)
     }
 }
 
-struct FindDropout(Randomness);
+struct FindDropout {
+    found: bool,
+}
 
 impl ModuleVisitor for FindDropout {
     fn enter_module(&mut self, _name: &str, container: &str) {
-        if container.ends_with("Dropout") {
-            self.0 = Randomness::Shared;
-        }
+        self.found |= container.ends_with("Dropout");
     }
+}
+
+/// Refuses to go on where ranks have read different checkpoints, which are those of machines with
+/// folders of their own.
+pub(super) fn agree(resumed: Option<&Checkpoint>, group: &ProcessGroup) -> Result<(), Error> {
+    let manifest = resumed.map(|checkpoint| &checkpoint.manifest);
+    // Half of the integers, so that none stands for no checkpoint.
+    let identity = manifest.map_or(-1, |manifest| i64::from(fingerprint(manifest)));
+    let mut identities = vec![0; group.world()];
+    identities[group.rank()] = identity;
+    let identities = group.all_gather(identities).wait()?;
+    match identities.iter().position(|other| *other != identities[0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::setting(
+            "resume",
+            format!(
+                "rank {rank} finds another checkpoint than rank 0, or only one of them finds any; \
+                 name a folder that all machines share"
+            ),
+        )),
+    }
+}
+
+/// A number that is different for different checkpoints, by their checksums.
+fn fingerprint(manifest: &Manifest) -> u32 {
+    let checksums = manifest.checksums.values().flat_map(|checksum| checksum.bytes());
+    hash(checksums.chain(manifest.step.to_le_bytes()))
 }
 
 /// Gives model and strategy what the checkpoint holds.

@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, ReduceOp, parameters};
 
-use super::initialise::{Randomness, build_model, check_identity, restore};
+use super::initialise::{Randomness, agree, build_model, check_identity, restore};
 use super::progress::Progress;
 use super::{Fitted, StopReason};
 use crate::callback::{Action, Callback, RunInfo};
@@ -71,13 +71,17 @@ where
         world: group.world(),
         device: shared.device.clone().autodiff(),
     };
-    prepare(&mut data, &context, &group)?;
+    if let Some(folder) = shared.folder.as_ref().filter(|_| context.rank == 0) {
+        folder.refuse_taken(&plan.resume)?;
+    }
+    prepare(&mut data, plan.local_rank(context.rank), &context, &group)?;
     let (train, validation) = (data.train(), data.validation());
     loader::check(&train, "training")?;
     validation.as_ref().map_or(Ok(()), |loader| loader::check(loader, "validation"))?;
 
     // Read before anything is built or written: a damaged checkpoint costs no time.
     let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
+    agree(resumed.as_ref(), &group)?;
     let model = build_model(shared, &context, &group)?;
     let randomness = Randomness::of(&model, shared)?;
     let setup =
@@ -93,13 +97,14 @@ where
     rank.train(model, &mut strategy, &train, validation.as_ref())
 }
 
-/// Prepares the data once, then opens it on every rank.
+/// Prepares the data once per machine, then opens it on every rank.
 fn prepare<D: DataModule>(
     data: &mut D,
+    local_rank: usize,
     context: &RankContext,
     group: &ProcessGroup,
 ) -> Result<(), Error> {
-    if context.rank == 0 {
+    if local_rank == 0 {
         data.prepare_data().map_err(user(context, "prepare_data"))?;
     }
     group.barrier()?;
@@ -196,14 +201,13 @@ impl<T: TrainModule> Rank<'_, T> {
         self.shared.plan.schedule.lr(self.progress.step + 1, self.progress.last_step)
     }
 
-    /// Makes what a model draws depend on the seed and the step alone, so that a resumed run draws
-    /// what the uninterrupted one does.
+    /// Makes what a model draws depend on the seed, the step and the rank alone, so that a resumed
+    /// run draws what the uninterrupted one does.
     fn reseed(&self) {
-        if self.randomness == Randomness::Shared && self.context.world == 1 {
-            let seed = self.shared.plan.resolved.seed;
-            self.shared
-                .device
-                .seed(seed ^ (self.progress.step + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        if self.randomness == Randomness::OwnGenerator {
+            let step = (self.progress.step + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let rank = (self.context.rank as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
+            self.shared.device.seed(self.shared.plan.resolved.seed ^ step ^ rank);
         }
     }
 

@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pyroclast::{Error, doctor::Doctor};
 
+use crate::bench::BenchArgs;
 use crate::settings::Settings;
 use crate::{console, misuse};
 
@@ -28,6 +29,9 @@ enum Subcommands {
     Generate(GenerateArgs),
     /// List devices, what they can do, and what is missing.
     Doctor(DoctorArgs),
+    /// Measure how fast the parts are, after verifying what they compute.
+    #[command(args_override_self = true)]
+    Bench(BenchArgs),
     /// Commands of later versions.
     #[command(external_subcommand)]
     Other(Vec<OsString>),
@@ -41,6 +45,7 @@ pub(crate) enum Command {
     Train(Box<TrainArgs>),
     Generate(GenerateArgs),
     Doctor(DoctorArgs),
+    Bench(BenchArgs),
 }
 
 /// Arguments of `train`.
@@ -96,9 +101,12 @@ pub(crate) struct DoctorArgs {
     format: Format,
 }
 
+/// Who reads the output.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
+pub(crate) enum Format {
+    /// People.
     Text,
+    /// Machines.
     Json,
 }
 
@@ -114,7 +122,7 @@ impl DoctorArgs {
 }
 
 /// Commands that later versions have.
-const NOT_YET: [&str; 4] = ["launch", "bench", "estimate", "checkpoint"];
+const NOT_YET: [&str; 3] = ["launch", "estimate", "checkpoint"];
 
 /// Reads the command line. Underscores in flags' names are as good as dashes.
 pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Error> {
@@ -126,13 +134,14 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command,
         Subcommands::Train(args) => Ok(Command::Train(args)),
         Subcommands::Generate(args) => Ok(Command::Generate(args)),
         Subcommands::Doctor(args) => Ok(Command::Doctor(args)),
+        Subcommands::Bench(args) => Ok(Command::Bench(args)),
         Subcommands::Other(words) => {
             let name = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
             Err(match NOT_YET.contains(&&*name) {
                 true => misuse("command", format!("`{name}` is not in this version")),
                 false => misuse(
                     "command",
-                    format!("unknown command `{name}`; there are train, generate, doctor"),
+                    format!("unknown command `{name}`; there are train, generate, doctor, bench"),
                 ),
             })
         }
@@ -192,7 +201,8 @@ mod tests {
             ("pyroclast train --max-stepz 5", "--max-stepz"),
             ("pyroclast train --max-steps five", "five"),
             ("pyroclast trian", "unknown command `trian`"),
-            ("pyroclast bench kernels", "`bench` is not in this version"),
+            ("pyroclast launch", "`launch` is not in this version"),
+            ("pyroclast bench collectives --world two", "two"),
             ("pyroclast generate", "--from"),
         ] {
             let error = parse_words(words).expect_err(words);
@@ -204,7 +214,13 @@ mod tests {
 
     #[test]
     fn help_is_no_mistake() {
-        for words in ["pyroclast", "pyroclast --help", "pyroclast train --help", "pyroclast -V"] {
+        for words in [
+            "pyroclast",
+            "pyroclast --help",
+            "pyroclast train --help",
+            "pyroclast bench",
+            "pyroclast -V",
+        ] {
             assert!(matches!(parse_words(words), Ok(Command::Help(_))), "{words}");
         }
     }

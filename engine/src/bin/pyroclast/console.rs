@@ -7,10 +7,11 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
-/// Writes an error to standard error, on one line.
-pub(crate) fn complain(error: &dyn std::error::Error) {
-    let message = printable(error.to_string().replace('\n', " ").as_bytes());
-    let _ = writeln!(io::stderr().lock(), "error: {message}");
+/// Writes an error to standard error, on one line, and whose it is where each rank is a process.
+pub(crate) fn complain(error: &dyn std::error::Error, rank: Option<&str>) {
+    let whose = rank.map(|rank| format!("rank {rank}: ")).unwrap_or_default();
+    let message = printable(format!("{whose}error: {error}").replace('\n', " ").as_bytes());
+    let _ = writeln!(io::stderr().lock(), "{message}");
 }
 
 /// Text that a terminal shows as it is: bytes that are not printable text become dots.

@@ -3,8 +3,10 @@
 //! Exit codes: 0 for success, 2 for what other input would avoid, 1 for any other failure.
 
 mod args;
+mod bench;
 mod console;
 mod generate;
+mod processes;
 mod progress;
 mod settings;
 mod train;
@@ -17,7 +19,7 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use args::Command;
-use pyroclast::Error;
+use pyroclast::{Error, environment};
 
 fn main() -> ExitCode {
     let outcome = args::parse(std::env::args_os()).and_then(|command| match command {
@@ -28,11 +30,12 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Doctor(args) => args.run(),
+        Command::Bench(args) => args.run(),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            console::complain(&error);
+            console::complain(&error, environment::variable("RANK").as_deref());
             ExitCode::from(if error.is_misuse() { 2 } else { 1 })
         }
     }

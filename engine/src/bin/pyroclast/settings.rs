@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pyroclast::gpt::GptConfig;
-use pyroclast::{Error, Mistake, TrainerConfig};
+use pyroclast::plan::SET_RANKS;
+use pyroclast::{Environment, Error, Mistake, ProcessRank, TrainerConfig, environment};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
@@ -47,22 +48,22 @@ pub(crate) struct Settings {
     /// cpu (default), gpu, wgpu, vulkan, cuda, auto.
     #[arg(long)]
     pub(crate) accelerator: Option<String>,
-    /// Ranks on this node [default: 1].
+    /// Ranks on this node [default: 1]. Where each is a process, WORLD_SIZE says how many there are.
     #[arg(long)]
     pub(crate) devices: Option<usize>,
-    /// Nodes (only 1 in this version).
+    /// Nodes [default: 1], for processes that were started with RANK and WORLD_SIZE.
     #[arg(long)]
     pub(crate) num_nodes: Option<usize>,
-    /// This node's rank (not in this version).
+    /// This node's number; it follows from RANK, and is checked.
     #[arg(long)]
     pub(crate) node_rank: Option<usize>,
-    /// Address of rank 0 (not in this version).
+    /// Address of rank 0's machine, in place of MASTER_ADDR.
     #[arg(long)]
     pub(crate) master_addr: Option<String>,
-    /// Port of rank 0 (not in this version).
+    /// Port that rank 0 listens on, in place of MASTER_PORT.
     #[arg(long)]
     pub(crate) master_port: Option<u16>,
-    /// Ranks as threads (default) or processes (not in this version).
+    /// thread; a process is a rank if it is started with RANK and WORLD_SIZE.
     #[arg(long)]
     pub(crate) spawn: Option<String>,
     /// 32-true in this version.
@@ -231,29 +232,60 @@ impl Settings {
         }
     }
 
-    /// Flags of parts that this version does not have.
-    pub(crate) fn not_yet(&self) -> Vec<Mistake> {
+    /// The environment of this process, in which flags win.
+    pub(crate) fn environment(&self, mistakes: &mut Vec<Mistake>) -> Environment {
+        let flag = |name: &str| match name {
+            "MASTER_ADDR" => self.master_addr.clone(),
+            "MASTER_PORT" => self.master_port.map(|port| port.to_string()),
+            _ => None,
+        };
+        match Environment::read(|name| flag(name).or_else(|| environment::variable(name))) {
+            Ok(environment) => {
+                match &environment.process {
+                    Some(process) => mistakes.extend(self.wrong_node(process)),
+                    None => mistakes.extend(self.without_ranks()),
+                }
+                environment
+            }
+            Err(more) => {
+                mistakes.extend(more);
+                Environment::default()
+            }
+        }
+    }
+
+    /// A node's number that the rank contradicts.
+    fn wrong_node(&self, process: &ProcessRank) -> Option<Mistake> {
+        let ProcessRank { rank, local_world, .. } = *process;
+        let given = self.node_rank.filter(|node| *node != rank / local_world)?;
+        let node = rank / local_world;
+        let problem = format!(
+            "{given}, but RANK {rank} with {local_world} ranks on each node is on node {node}; \
+             leave it out, or set LOCAL_WORLD_SIZE"
+        );
+        Some(Mistake::new("node_rank", problem))
+    }
+
+    /// Settings that mean something only where each rank is a process.
+    fn without_ranks(&self) -> Vec<Mistake> {
         let given = [
             ("node_rank", self.node_rank.is_some()),
             ("master_addr", self.master_addr.is_some()),
             ("master_port", self.master_port.is_some()),
         ];
-        let mut mistakes: Vec<Mistake> = given
-            .into_iter()
-            .filter(|(_, given)| *given)
-            .map(|(name, _)| Mistake::new(name, "several nodes are not in this version"))
-            .collect();
-        match self.spawn.as_deref() {
-            None | Some("thread") => {}
-            Some("process") => mistakes.push(Mistake::new(
-                "spawn",
-                "ranks as processes are not in this version; use `thread`",
-            )),
-            Some(other) => {
-                mistakes.push(Mistake::new("spawn", format!("unknown `{other}`; use `thread`")));
-            }
-        }
-        mistakes
+        let given = given.into_iter().filter(|(_, given)| *given);
+        let problem = format!("means nothing to ranks that are threads; {SET_RANKS}");
+        given.map(|(name, _)| Mistake::new(name, &problem)).collect()
+    }
+
+    /// A way to start ranks that this version does not have.
+    pub(crate) fn wrong_spawn(&self) -> Option<Mistake> {
+        let problem = match self.spawn.as_deref()? {
+            "thread" => return None,
+            "process" => format!("`process` is not in this version; {SET_RANKS}"),
+            other => format!("unknown `{other}`; use `thread`"),
+        };
+        Some(Mistake::new("spawn", problem))
     }
 }
 

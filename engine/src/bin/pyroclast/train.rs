@@ -43,28 +43,36 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Error> {
         Some(path) => args.settings.clone().over_file(path)?,
         None => args.settings.clone(),
     };
-    let run = resolve(settings)?;
+    let mut run = resolve(settings)?;
     if args.print_config {
-        say(&format!("{:#}", run.recorded));
+        if run.trainer.plan().is_first() {
+            say(&format!("{:#}", run.recorded));
+        }
         return Ok(());
     }
-    train(run)
+    // Before any input is read: a rank that cannot read its own ends the others.
+    run.trainer.join()?;
+    train(&mut run).inspect_err(|error| run.trainer.fail(error))
 }
 
 /// Checks all settings, and reports all mistakes together.
 fn resolve(mut settings: Settings) -> Result<Run, Error> {
-    let mut mistakes = settings.not_yet();
+    let mut mistakes = Vec::from_iter(settings.wrong_spawn());
+    let environment = settings.environment(&mut mistakes);
+    let is_first = environment.process.as_ref().is_none_or(|process| process.rank == 0);
     let model = settings.model(&mut mistakes);
     let sampling = sampling(&settings, &mut mistakes);
     let is_trial = settings.fast_dev_run == Some(true);
     if is_trial && settings.save_weights.is_some() {
         mistakes.push(Mistake::new("save_weights", "fast_dev_run writes nothing; set one of them"));
     }
-    // Without a folder, `auto` has nowhere to look; the plan says so.
-    if settings.out.is_none() && !is_trial && settings.resume.as_deref() != Some("auto") {
+    // Without a folder, `auto` has nowhere to look; the plan says so. Only rank 0 writes.
+    let names_folder = settings.out.is_some() || settings.resume.as_deref() == Some("auto");
+    if is_first && !is_trial && !names_folder {
         settings.out = Some(free_folder(settings.model_name()));
     }
-    match (Trainer::new(settings.trainer()), model, sampling) {
+    let trainer = Trainer::in_environment(settings.trainer(), &environment);
+    match (trainer, model, sampling) {
         (Ok(trainer), Some(model), Some(sampling)) if mistakes.is_empty() => {
             let recorded = record(&settings, &model, trainer.plan());
             let trainer = trainer.with_recorded_config(recorded.clone());
@@ -113,7 +121,7 @@ fn record(settings: &Settings, model: &GptConfig, plan: &Plan) -> Value {
         "decay_all": settings.decay_all.unwrap_or(false),
         "init_from": settings.init_from,
         "save_weights": settings.save_weights,
-        "spawn": "thread",
+        "spawn": if plan.process.is_some() { "process" } else { "thread" },
     });
     if let (Value::Object(recorded), Value::Object(own)) = (&mut recorded, own) {
         recorded.extend(own);
@@ -129,43 +137,56 @@ fn batch_size(settings: &Settings) -> usize {
     settings.batch_size.unwrap_or(12)
 }
 
-fn train(run: Run) -> Result<(), Error> {
-    let Run { settings, model: config, sampling, mut trainer, recorded } = run;
+fn train(run: &mut Run) -> Result<(), Error> {
+    let Run { settings, model: config, sampling, trainer, .. } = run;
     let bytes = match &settings.data {
         Some(path) => text::read(path)?,
         None => text::shipped(),
     };
-    let data = TextData::new(&bytes, config.context, val_split(&settings))?
-        .with_batch_size(batch_size(&settings))
-        .with_sampling(sampling);
-    let mut task = GptTask::new(config);
+    let data = TextData::new(&bytes, config.context, val_split(settings))?
+        .with_batch_size(batch_size(settings))
+        .with_sampling(sampling.clone());
+    let mut task = GptTask::new(*config);
     if let Some(path) = &settings.init_from {
         task.initial = Some(TorchWeights::read(path)?);
     }
     if settings.decay_all == Some(true) {
         task.decay = Decay::All;
     }
+    listen_to_signals(&trainer.stop_flag())?;
+    match trainer.plan().is_first() {
+        true => train_and_show(run, &task, &data, bytes.len()),
+        false => trainer.fit(&task, &data).map(drop),
+    }
+}
+
+/// Rank 0's part: it alone prints and writes.
+fn train_and_show(
+    run: &mut Run,
+    task: &GptTask,
+    data: &TextData,
+    bytes: usize,
+) -> Result<(), Error> {
+    let Run { settings, model: config, trainer, recorded, .. } = run;
+    let plan = trainer.plan().clone();
     if let Some(path) = settings.save_weights.as_deref() {
         check_writable(path)?;
     }
-    let sample =
-        Sample { prompt: prompt(data.train_bytes()), config, plan: trainer.plan().clone() };
-    introduce(&settings, &config, &bytes, trainer.plan());
-    if let Some(out) = &trainer.plan().resolved.out {
-        RunFolder::at(out).refuse_taken(&trainer.plan().resume)?;
+    let sample = Sample { prompt: prompt(data.train_bytes()), config: *config, plan: &plan };
+    introduce(settings, config, bytes, &plan);
+    if let Some(out) = &plan.resolved.out {
+        RunFolder::at(out).refuse_taken(&plan.resume)?;
     }
-    let before = match trainer.plan().resume {
-        Resume::Never => Some(sample.untrained(&task)?),
+    let before = match plan.resume {
+        Resume::Never => Some(sample.untrained(task)?),
         _ => None,
     };
     if let Some(text) = &before {
         show("before training", text);
     }
 
-    let progress = Progress::new(trainer.plan().resolved.log_every_n_steps);
-    listen_to_signals(&trainer.stop_flag())?;
-    trainer = trainer.with_callback(progress);
-    let fitted = trainer.fit(&task, &data)?;
+    trainer.add_callback(Progress::new(plan.resolved.log_every_n_steps));
+    let fitted = trainer.fit(task, data)?;
 
     let model = fitted.model.valid();
     if let Some(path) = &settings.save_weights {
@@ -179,7 +200,7 @@ fn train(run: Run) -> Result<(), Error> {
     if let Some(out) = settings.out.as_deref().filter(|_| settings.fast_dev_run != Some(true)) {
         let folder = RunFolder::at(out);
         keep_samples(&folder, before.as_deref(), &after)?;
-        report::write(&folder, &recorded)?;
+        report::write(&folder, recorded)?;
         say(&format!("report      {}", folder.report().display()));
         say(&format!("generate    pyroclast generate --from {} --prompt \"...\"", out.display()));
     }
@@ -201,18 +222,19 @@ fn check_writable(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn introduce(settings: &Settings, model: &GptConfig, bytes: &[u8], plan: &Plan) {
+fn introduce(settings: &Settings, model: &GptConfig, bytes: usize, plan: &Plan) {
     let GptConfig { layers, heads, width, context } = model;
     let sizes = format!("{layers} layers, {heads} heads, width {width}, context {context}");
     let parameters = grouped(model.num_params());
     say(&format!("{:<11} {sizes}, {parameters} parameters", settings.model_name()));
     let source =
         settings.data.as_deref().map_or("the project's own text".into(), Path::to_string_lossy);
-    say(&format!("data        {source}, {} bytes", grouped(bytes.len() as u64)));
+    say(&format!("data        {source}, {} bytes", grouped(bytes as u64)));
     let ranks = if plan.world == 1 { "rank" } else { "ranks" };
     let shared = match plan.accelerator {
-        Accelerator::Cpu => "",
+        _ if plan.process.is_some() => ", each a process",
         _ if plan.world == 1 => "",
+        Accelerator::Cpu => "",
         _ => ", which they share",
     };
     let (strategy, accelerator) = (&plan.resolved.strategy, plan.accelerator);
@@ -220,23 +242,23 @@ fn introduce(settings: &Settings, model: &GptConfig, bytes: &[u8], plan: &Plan) 
 }
 
 /// Texts that show what the model has learned.
-struct Sample {
+struct Sample<'a> {
     prompt: Vec<u8>,
     config: GptConfig,
-    plan: Plan,
+    plan: &'a Plan,
 }
 
-impl Sample {
+impl Sample<'_> {
     /// From the weights that training will start with.
     fn untrained(&self, task: &GptTask) -> Result<String, Error> {
-        let device = self.plan.accelerator.device()?;
+        let device = self.plan.device()?;
         device.seed(self.plan.resolved.seed);
         let model = task.model(&device)?;
         self.draw(&model.valid())
     }
 
     fn draw(&self, model: &Gpt) -> Result<String, Error> {
-        let device = self.plan.accelerator.device()?;
+        let device = self.plan.device()?;
         let sampler = generate::Sampler::default();
         let seed = self.plan.resolved.seed;
         let request = Request { prompt: &self.prompt, length: SAMPLE_LENGTH, sampler, seed };

@@ -1,0 +1,435 @@
+//! What a process's environment says: whether it is one rank of a job, which, and how to reach the
+//! others.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `RANK`, `WORLD_SIZE` | this rank, and how many there are; set together | ranks are threads |
+//! | `LOCAL_WORLD_SIZE` | ranks on this machine | all if `MASTER_ADDR` is this machine, else 1 |
+//! | `LOCAL_RANK` | this rank's number among them | `RANK` modulo `LOCAL_WORLD_SIZE` |
+//! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 listens | 127.0.0.1, 29500 |
+//! | `PYROCLAST_JOB_SECRET` | 16 bytes or more that only this job's ranks know | none, on one machine |
+//! | `PYROCLAST_JOB_SECRET_FILE` | a file that holds the secret instead | |
+//! | `PYROCLAST_INTERFACE` | network interface, by name or address | the route to rank 0 |
+//! | `PYROCLAST_SOCKETS` | sockets between two ranks | 1 |
+//! | `PYROCLAST_INTEGRITY` | `auto`, `crc` or `keyed`: how payloads are checked | `auto` |
+//! | `PYROCLAST_HEARTBEAT` | seconds after which a silent rank counts as stopped | 30 |
+//! | `PYROCLAST_TIMEOUT` | seconds that a rank waits for another | 600 within one collective, 300 to join |
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyroclast_strategies::membership::JobSecret;
+use pyroclast_strategies::transport::Integrity;
+use pyroclast_strategies::transport::tcp::{self, MAX_SOCKETS, TcpOptions};
+use pyroclast_strategies::{GroupOptions, ProcessGroup};
+
+use crate::error::{Error, Mistake};
+
+/// Ranks of a job: each is connected to every other.
+const MAX_WORLD: usize = 1024;
+
+/// Shortest time that a rank waits for another.
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+
+/// Shortest time after which a silent rank counts as stopped.
+const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
+
+/// What a process finds in its environment.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// The rank that this process is; none if its ranks are threads.
+    pub process: Option<ProcessRank>,
+    /// How long a rank waits for another; none for the defaults.
+    pub timeout: Option<Duration>,
+}
+
+/// One rank of a job in which each rank is a process.
+#[derive(Clone, Debug)]
+pub struct ProcessRank {
+    /// This rank.
+    pub rank: usize,
+    /// Ranks of the job.
+    pub world: usize,
+    /// This rank's number among those on this machine.
+    pub local_rank: usize,
+    /// Ranks on this machine.
+    pub local_world: usize,
+    /// Where rank 0 listens, as `host:port`.
+    pub master: String,
+    /// How the ranks are connected.
+    pub tcp: TcpOptions,
+}
+
+impl Environment {
+    /// Reads this process's environment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] with every mistake in it.
+    pub fn of_process() -> Result<Self, Error> {
+        Self::read(variable).map_err(Error::Config)
+    }
+
+    /// Reads the variables that `lookup` finds.
+    ///
+    /// # Errors
+    ///
+    /// Every mistake, under its variable's name.
+    pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Vec<Mistake>> {
+        let mut reader = Reader { lookup: &lookup, mistakes: vec![] };
+        let timeout = reader.seconds("PYROCLAST_TIMEOUT", MIN_TIMEOUT);
+        let mut process = reader.process();
+        if let (Some(process), Some(timeout)) = (&mut process, timeout) {
+            process.tcp.join_timeout = timeout;
+        }
+        let environment = Self { process, timeout };
+        match reader.mistakes.is_empty() {
+            true => Ok(environment),
+            false => Err(reader.mistakes),
+        }
+    }
+
+    /// Settings of the group of all ranks.
+    #[must_use]
+    pub fn group_options(&self) -> GroupOptions {
+        let default = GroupOptions::default();
+        GroupOptions { timeout: self.timeout.unwrap_or(default.timeout), ..default }
+    }
+}
+
+impl ProcessRank {
+    /// Joins the group of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Strategy`] if they cannot be reached or are not of this job.
+    pub fn join(&self, options: &GroupOptions) -> Result<Arc<ProcessGroup>, Error> {
+        let endpoint = tcp::join(self.rank, self.world, &self.master, &self.tcp)?;
+        Ok(Arc::new(ProcessGroup::new(endpoint, options.clone())))
+    }
+
+    /// Threads that this rank computes with: its share of the machine's, or `RAYON_NUM_THREADS`.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        if variable("RAYON_NUM_THREADS").is_some() {
+            return rayon::current_num_threads();
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        (threads / self.local_world).max(1)
+    }
+}
+
+/// A variable of this process.
+#[must_use]
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// Reads variables and collects mistakes.
+struct Reader<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+    mistakes: Vec<Mistake>,
+}
+
+impl Reader<'_> {
+    fn process(&mut self) -> Option<ProcessRank> {
+        if !self.is_complete() {
+            return None;
+        }
+        let world = self.number("WORLD_SIZE", 1, MAX_WORLD);
+        let most = world.map_or(usize::MAX, |world| world - 1);
+        let rank = self.number("RANK", 0, most);
+        let address = self.text("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".to_owned());
+        let port = self.number("MASTER_PORT", 1, 65535).unwrap_or(29500);
+        let is_here = is_this_machine(&address);
+        let local_world = self.number("LOCAL_WORLD_SIZE", 1, world.unwrap_or(MAX_WORLD));
+        let local_world = local_world.unwrap_or(if is_here { world.unwrap_or(1) } else { 1 });
+        let local_rank = self.number("LOCAL_RANK", 0, local_world - 1);
+        let tcp = self.tcp();
+        let (rank, world) = (rank?, world?);
+        if world > 1 && !is_here && tcp.secret.is_none() {
+            self.mistake(
+                "PYROCLAST_JOB_SECRET",
+                format!(
+                    "is not set, but MASTER_ADDR {address} can be reached by others; give all ranks \
+                     the same secret, made by `head -c 32 /dev/urandom | base64`"
+                ),
+            );
+        }
+        Some(ProcessRank {
+            rank,
+            world,
+            local_rank: local_rank.unwrap_or(rank % local_world),
+            local_world,
+            master: host_and_port(&address, port),
+            tcp,
+        })
+    }
+
+    /// Whether this process is a rank. Half of what it takes to be one is a mistake.
+    fn is_complete(&mut self) -> bool {
+        let is_set = |name: &&str| (self.lookup)(name).is_some();
+        if ["RANK", "WORLD_SIZE"].iter().all(is_set) {
+            return true;
+        }
+        let names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
+        if let Some(name) = names.into_iter().find(|name| is_set(name)) {
+            let problem = "is set, but a process that is a rank needs RANK and WORLD_SIZE; \
+                           set both, or unset this one";
+            self.mistake(name, problem);
+        }
+        false
+    }
+
+    fn tcp(&mut self) -> TcpOptions {
+        let default = TcpOptions::default();
+        let integrity = self.text("PYROCLAST_INTEGRITY").and_then(|name| match &*name {
+            "auto" => Some(Integrity::Auto),
+            "crc" => Some(Integrity::Crc),
+            "keyed" => Some(Integrity::Keyed),
+            _ => {
+                let problem = format!("unknown `{name}`; there are auto, crc, keyed");
+                self.mistake("PYROCLAST_INTEGRITY", problem);
+                None
+            }
+        });
+        TcpOptions {
+            secret: self.secret(),
+            interface: self.text("PYROCLAST_INTERFACE"),
+            sockets_per_peer: self
+                .number("PYROCLAST_SOCKETS", 1, MAX_SOCKETS)
+                .unwrap_or(default.sockets_per_peer),
+            integrity: integrity.unwrap_or(default.integrity),
+            heartbeat: self
+                .seconds("PYROCLAST_HEARTBEAT", MIN_HEARTBEAT)
+                .unwrap_or(default.heartbeat),
+            ..default
+        }
+    }
+
+    fn secret(&mut self) -> Option<JobSecret> {
+        const DIRECT: &str = "PYROCLAST_JOB_SECRET";
+        const FILE: &str = "PYROCLAST_JOB_SECRET_FILE";
+        let (name, bytes) = match ((self.lookup)(DIRECT), self.text(FILE)) {
+            (Some(_), Some(_)) => {
+                self.mistake(FILE, format!("is set together with {DIRECT}; unset one of them"));
+                return None;
+            }
+            (Some(secret), None) => (DIRECT, secret.into_bytes()),
+            (None, Some(path)) => (FILE, self.secret_in(Path::new(&path))?),
+            (None, None) => return None,
+        };
+        JobSecret::new(bytes).map_err(|error| self.mistake(name, error.to_string())).ok()
+    }
+
+    /// The bytes of a secret's file, without the end of its last line.
+    fn secret_in(&mut self, path: &Path) -> Option<Vec<u8>> {
+        let read = std::fs::read(path);
+        let unreadable = |error| format!("{}: {error}", path.display());
+        let mut bytes = read
+            .map_err(|error| self.mistake("PYROCLAST_JOB_SECRET_FILE", unreadable(error)))
+            .ok()?;
+        bytes.truncate(bytes.trim_ascii_end().len());
+        Some(bytes)
+    }
+
+    fn mistake(&mut self, name: &str, problem: impl Into<String>) {
+        self.mistakes.push(Mistake::new(name, problem));
+    }
+
+    fn text(&mut self, name: &str) -> Option<String> {
+        let text = (self.lookup)(name)?;
+        if text.is_empty() {
+            self.mistake(name, "is empty; give it a value, or unset it");
+            return None;
+        }
+        Some(text)
+    }
+
+    /// A whole number from `least` to `most`.
+    fn number(&mut self, name: &str, least: usize, most: usize) -> Option<usize> {
+        let text = (self.lookup)(name)?;
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        if number.is_none() {
+            let limit = match most {
+                usize::MAX => format!("{least} or more"),
+                _ => format!("{least} to {most}"),
+            };
+            self.mistake(name, format!("`{text}` is out of range; it must be {limit}"));
+        }
+        number
+    }
+
+    /// A number of seconds, `least` or more.
+    fn seconds(&mut self, name: &str, least: Duration) -> Option<Duration> {
+        let text = (self.lookup)(name)?;
+        let seconds = text.parse().ok();
+        let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let duration = duration.filter(|duration| *duration >= least);
+        if duration.is_none() {
+            let least = least.as_secs_f64();
+            self.mistake(name, format!("`{text}` is no number of seconds from {least} on"));
+        }
+        duration
+    }
+}
+
+fn is_this_machine(address: &str) -> bool {
+    let ip = address.parse::<IpAddr>();
+    address == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+}
+
+fn host_and_port(address: &str, port: usize) -> String {
+    match address.parse::<IpAddr>() {
+        Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+        _ => format!("{address}:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: (&str, &str) = ("PYROCLAST_JOB_SECRET", "0123456789abcdef");
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, Vec<Mistake>> {
+        let find = |name: &str| variables.iter().rev().find(|(known, _)| *known == name);
+        Environment::read(|name| find(name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn process(variables: &[(&str, &str)]) -> ProcessRank {
+        let environment = read(variables).expect("a valid environment");
+        environment.process.expect("this process should be a rank")
+    }
+
+    #[test]
+    fn without_a_rank_ranks_are_threads() {
+        let nothing = read(&[]).expect("an empty environment");
+        assert!(nothing.process.is_none());
+        assert_eq!(nothing.group_options().timeout, GroupOptions::default().timeout);
+        // A secret or a master may be left in a shell's environment.
+        let left = [SECRET, ("MASTER_ADDR", "10.0.0.1"), ("PYROCLAST_TIMEOUT", "0.5")];
+        let environment = read(&left).expect("a valid environment");
+        assert!(environment.process.is_none());
+        assert_eq!(environment.group_options().timeout, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn places_on_the_machine_follow_from_the_master() {
+        let base = [("RANK", "5"), ("WORLD_SIZE", "6"), SECRET];
+        type Variables = &'static [(&'static str, &'static str)];
+        let table: [(Variables, (usize, usize), &str); 7] = [
+            (&[], (5, 6), "127.0.0.1:29500"),
+            (&[("MASTER_ADDR", "localhost")], (5, 6), "localhost:29500"),
+            (&[("MASTER_ADDR", "::1"), ("MASTER_PORT", "7")], (5, 6), "[::1]:7"),
+            (&[("MASTER_ADDR", "node0")], (0, 1), "node0:29500"),
+            (&[("MASTER_ADDR", "10.0.0.1"), ("LOCAL_WORLD_SIZE", "2")], (1, 2), "10.0.0.1:29500"),
+            (&[("LOCAL_WORLD_SIZE", "3"), ("LOCAL_RANK", "0")], (0, 3), "127.0.0.1:29500"),
+            (&[("LOCAL_RANK", "4")], (4, 6), "127.0.0.1:29500"),
+        ];
+        for (more, local, master) in table {
+            let process = process(&[&base[..], more].concat());
+            assert_eq!((process.rank, process.world), (5, 6));
+            assert_eq!((process.local_rank, process.local_world), local, "{more:?}");
+            assert_eq!(process.master, master);
+        }
+    }
+
+    #[test]
+    fn connections_are_set_by_variables() {
+        let process = process(&[
+            ("RANK", "0"),
+            ("WORLD_SIZE", "2"),
+            SECRET,
+            ("PYROCLAST_INTERFACE", "eth1"),
+            ("PYROCLAST_SOCKETS", "4"),
+            ("PYROCLAST_INTEGRITY", "keyed"),
+            ("PYROCLAST_HEARTBEAT", "2.5"),
+            ("PYROCLAST_TIMEOUT", "7"),
+        ]);
+        assert!(process.tcp.secret.is_some());
+        assert_eq!(process.tcp.join_timeout, Duration::from_secs(7));
+        assert_eq!(process.tcp.interface.as_deref(), Some("eth1"));
+        assert_eq!(process.tcp.sockets_per_peer, 4);
+        assert!(matches!(process.tcp.integrity, Integrity::Keyed));
+        assert_eq!(process.tcp.heartbeat, Duration::from_millis(2500));
+    }
+
+    #[test]
+    fn a_secret_is_read_from_a_file_without_its_line_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        let check = |content: &str| {
+            std::fs::write(&path, content).expect("a file");
+            let path = path.to_str().expect("a path in UTF-8");
+            read(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("PYROCLAST_JOB_SECRET_FILE", path)])
+        };
+        assert!(check("0123456789abcdef\n").is_ok());
+        let mistakes = check("0123456789abcde\n").expect_err("15 bytes");
+        assert_eq!(mistakes[0].setting, "PYROCLAST_JOB_SECRET_FILE");
+    }
+
+    #[test]
+    fn every_inconsistency_is_refused_by_its_variable() {
+        let base = [("RANK", "1"), ("WORLD_SIZE", "4"), SECRET];
+        let table: [(&str, &str); 21] = [
+            ("RANK", ""),
+            ("RANK", "-1"),
+            ("RANK", "4"),
+            ("RANK", "one"),
+            ("WORLD_SIZE", "0"),
+            ("WORLD_SIZE", "1025"),
+            ("LOCAL_WORLD_SIZE", "0"),
+            ("LOCAL_WORLD_SIZE", "5"),
+            ("LOCAL_RANK", "4"),
+            ("MASTER_ADDR", ""),
+            ("MASTER_PORT", "0"),
+            ("MASTER_PORT", "65536"),
+            ("PYROCLAST_JOB_SECRET", ""),
+            ("PYROCLAST_JOB_SECRET", "fifteen bytes.."),
+            ("PYROCLAST_JOB_SECRET_FILE", "both"),
+            ("PYROCLAST_INTERFACE", ""),
+            ("PYROCLAST_SOCKETS", "0"),
+            ("PYROCLAST_SOCKETS", "17"),
+            ("PYROCLAST_INTEGRITY", "none"),
+            ("PYROCLAST_HEARTBEAT", "0.09"),
+            ("PYROCLAST_TIMEOUT", "soon"),
+        ];
+        for (name, value) in table {
+            let Err(mistakes) = read(&[&base[..], &[(name, value)]].concat()) else {
+                panic!("{name}={value} was not refused")
+            };
+            assert_eq!(mistakes.len(), 1, "{name}={value}: {mistakes:?}");
+            assert_eq!(mistakes[0].setting, name, "{mistakes:?}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_together_is_set_together() {
+        let table: [(&[(&str, &str)], &str); 5] = [
+            (&[("RANK", "0")], "RANK"),
+            (&[("WORLD_SIZE", "2")], "WORLD_SIZE"),
+            (&[("LOCAL_RANK", "0")], "LOCAL_RANK"),
+            (&[("LOCAL_WORLD_SIZE", "1")], "LOCAL_WORLD_SIZE"),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "10.0.0.1")],
+                "PYROCLAST_JOB_SECRET",
+            ),
+        ];
+        for (variables, name) in table {
+            let Err(mistakes) = read(variables) else { panic!("{variables:?} was not refused") };
+            assert_eq!(mistakes.len(), 1, "{mistakes:?}");
+            assert_eq!(mistakes[0].setting, name, "{mistakes:?}");
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_together() {
+        let variables =
+            [("RANK", "9"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "x"), ("PYROCLAST_SOCKETS", "")];
+        let mistakes = read(&variables).expect_err("three mistakes");
+        assert_eq!(mistakes.len(), 3, "{mistakes:?}");
+    }
+}
