@@ -1,12 +1,13 @@
 //! Buffers in, buffers out: the arithmetic of a training step on flat `f32` slices.
 //!
-//! Nothing here knows about ranks, networks, files or policies. Four things live in this crate:
+//! Nothing here knows about ranks, networks, files or policies. Five things live in this crate:
 //!
 //! * [`optimizer`]: fused optimizer steps ([`AdamW`](optimizer::AdamW), [`Sgd`](optimizer::Sgd)).
 //!   One pass reads gradient, master weight and state, and writes master weight and state.
 //! * [`gradient`]: accumulation, and the single read that yields both the sum of squares and the
 //!   verdict whether every gradient is finite.
 //! * [`copy`]: copies through and past the caches, which measure what memory allows.
+//! * [`vectorized`]: any loop with the widest instruction set of the processor.
 //! * [`interop`]: the only place that moves numbers between Burn tensors and flat slices.
 //!
 //! Every kernel is deterministic: its result depends neither on the number of threads nor on the
@@ -27,3 +28,5 @@ pub mod gradient;
 pub mod interop;
 pub mod optimizer;
 mod parallel;
+
+pub use parallel::vectorized;

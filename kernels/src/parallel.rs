@@ -9,6 +9,6 @@ pub(crate) const BLOCK: usize = 1 << 16;
 /// Runs `body` with the widest instruction set of this processor. `body` must be `#[inline(always)]`
 /// all the way down, so that it is compiled for that instruction set.
 #[inline]
-pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
+pub fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(body)
 }

@@ -90,10 +90,11 @@ impl Algorithm {
     /// and partial results of `p` bytes:
     ///
     /// ```text
-    /// ring          2 (W - 1)              x latency + 2 (W - 1) / W x n p / bandwidth
-    /// doubling      steps                  x latency + steps         x n p / bandwidth
-    /// direct        W                      x latency + 2 (W - 1) / W x n e / bandwidth
-    /// hierarchical  (2 (S - 1) + 2 (R - 1)) x latency + 2 (W - 1) / W x n p / bandwidth
+    ///               messages              bytes sent          bytes combined
+    /// ring          2 (W - 1)             2 (W - 1) / W n p   (W - 1) / W n p
+    /// doubling      steps                 steps n p           log2 W n p
+    /// direct        W                     2 (W - 1) / W n e   (W - 1) / W n p
+    /// hierarchical  2 (S - 1) + 2 (R - 1) 2 (W - 1) / W n p   (W - 1) / W n p
     ///
     /// steps = log2 W, plus 2 unless W is a power of two
     /// ```
@@ -104,19 +105,21 @@ impl Algorithm {
         let world = work.world as f64;
         let own = (work.elements * work.element_bytes) as f64;
         let partial = (work.elements * work.partial_bytes) as f64;
-        let passes = 2.0 * (world - 1.0) / world;
+        let once = (world - 1.0) / world;
         match self {
             Self::Auto => self.resolve(work, costs).seconds(work, costs),
-            Self::Ring => costs.seconds(2.0 * (world - 1.0), passes * partial),
+            Self::Ring => costs.seconds(2.0 * (world - 1.0), 2.0 * once * partial, once * partial),
             Self::Doubling => {
-                let extra = if work.world.is_power_of_two() { 0 } else { 2 };
-                let steps = f64::from(work.world.ilog2() + extra);
-                costs.seconds(steps, steps * partial)
+                let extra: u32 = if work.world.is_power_of_two() { 0 } else { 2 };
+                let halvings = f64::from(work.world.ilog2());
+                let steps = halvings + f64::from(extra);
+                costs.seconds(steps, steps * partial, halvings * partial)
             }
-            Self::Direct => costs.seconds(world, passes * own),
+            Self::Direct => costs.seconds(world, 2.0 * once * own, once * partial),
             Self::Hierarchical { shard } => {
                 let (shard, rows) = (shard as f64, world / shard as f64);
-                costs.seconds(2.0 * (shard - 1.0) + 2.0 * (rows - 1.0), passes * partial)
+                let messages = 2.0 * (shard - 1.0) + 2.0 * (rows - 1.0);
+                costs.seconds(messages, 2.0 * once * partial, once * partial)
             }
         }
     }
@@ -138,7 +141,7 @@ mod tests {
             assert_eq!(auto::<f32>(2, world), Algorithm::Doubling, "world {world}");
             assert_eq!(auto::<f16>(2, world), Algorithm::Doubling, "world {world}");
         }
-        for world in [3, 4, 5, 8, 64] {
+        for world in [2, 3, 4, 5, 8, 64] {
             assert_eq!(auto::<f32>(1 << 24, world), Algorithm::Ring, "world {world}");
             assert_eq!(auto::<i64>(1 << 24, world), Algorithm::Ring, "world {world}");
             assert_eq!(auto::<bf16>(1 << 24, world), Algorithm::Direct, "world {world}");
@@ -162,14 +165,14 @@ mod tests {
 
     #[test]
     fn the_choice_is_the_least_of_the_formulas() {
-        let costs = CostModel { latency_s: 1.0, bytes_per_s: 1.0 };
+        let costs = CostModel { latency_s: 1.0, bytes_per_s: 1.0, combined_bytes_per_s: 4.0 };
         let work = Workload { mesh_shard: Some(3), ..Workload::new::<f16>(6, 6) };
         let seconds = |algorithm: Algorithm| algorithm.seconds(&work, &costs);
-        assert_eq!(seconds(Algorithm::Ring), 10.0 + 40.0);
-        assert_eq!(seconds(Algorithm::Doubling), 4.0 + 96.0);
-        assert_eq!(seconds(Algorithm::Direct), 6.0 + 20.0);
-        assert_eq!(seconds(Algorithm::Hierarchical { shard: 3 }), 6.0 + 40.0);
-        assert_eq!(seconds(Algorithm::Auto), 26.0);
+        assert_eq!(seconds(Algorithm::Ring), 10.0 + 40.0 + 5.0);
+        assert_eq!(seconds(Algorithm::Doubling), 4.0 + 96.0 + 12.0);
+        assert_eq!(seconds(Algorithm::Direct), 6.0 + 20.0 + 5.0);
+        assert_eq!(seconds(Algorithm::Hierarchical { shard: 3 }), 6.0 + 40.0 + 5.0);
+        assert_eq!(seconds(Algorithm::Auto), 31.0);
         assert_eq!(Algorithm::Auto.resolve(&work, &costs), Algorithm::Direct);
     }
 

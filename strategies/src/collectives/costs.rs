@@ -10,27 +10,30 @@ const SEGMENT_BYTES: (f64, f64) = ((16 << 10) as f64, (512 << 10) as f64);
 /// What it costs to send a message between two ranks. All ranks must have the same: algorithms and
 /// segments are chosen by it.
 ///
-/// Only the ratio of the two numbers decides anything, so a rough measurement will do.
+/// Only the ratios of the numbers decide anything, so a rough measurement will do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Seconds that a message takes to reach a waiting peer, whatever its size. By default 20 µs:
     /// the wake-up of a thread, or a packet on a loopback or local network.
     pub latency_s: f64,
-    /// Bytes per second that one rank sends and combines. By default 2e9.
+    /// Bytes per second that one rank sends. By default 2e9.
     pub bytes_per_s: f64,
+    /// Bytes of partial results per second that one rank combines. By default 8e9.
+    pub combined_bytes_per_s: f64,
 }
 
 impl Default for CostModel {
     fn default() -> Self {
-        Self { latency_s: 20e-6, bytes_per_s: 2e9 }
+        Self { latency_s: 20e-6, bytes_per_s: 2e9, combined_bytes_per_s: 8e9 }
     }
 }
 
 impl CostModel {
-    /// Seconds for `messages` that wait for each other and carry `bytes` altogether.
+    /// Seconds for `messages` that wait for each other and carry `sent` bytes altogether, and for
+    /// combining partial results of `combined` bytes.
     #[must_use]
-    pub fn seconds(&self, messages: f64, bytes: f64) -> f64 {
-        messages * self.latency_s + bytes / self.bytes_per_s
+    pub fn seconds(&self, messages: f64, sent: f64, combined: f64) -> f64 {
+        messages * self.latency_s + sent / self.bytes_per_s + combined / self.combined_bytes_per_s
     }
 
     /// The segment that gets a plan's chunks of `c` bytes through its `d` steps soonest. With `k`
@@ -66,7 +69,7 @@ mod tests {
             let chosen = bytes / segment(depth, bytes as usize / 4) as f64;
             let seconds = |segments: f64| {
                 let steps = depth as f64 + segments - 1.0;
-                steps * costs.seconds(1.0, bytes / segments)
+                steps * costs.seconds(1.0, bytes / segments, 0.0)
             };
             for other in [0.5, 0.9, 1.1, 2.0] {
                 assert!(seconds(chosen) <= seconds(chosen * other), "{depth} steps, {bytes} bytes");

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use pyroclast_kernels::vectorized;
 
 use crate::description::Dtype;
 
@@ -74,9 +75,14 @@ pub trait Element:
 }
 
 fn zip<T: Copy>(target: &mut [T], source: &[T], combine: impl Fn(T, T) -> T) {
-    for (t, s) in target.iter_mut().zip(source) {
-        *t = combine(*t, *s);
-    }
+    vectorized(
+        #[inline(always)]
+        || {
+            for (t, s) in target.iter_mut().zip(source) {
+                *t = combine(*t, *s);
+            }
+        },
+    );
 }
 
 macro_rules! own_partials {

@@ -8,6 +8,9 @@ use crate::description::Description;
 use crate::error::Error;
 use crate::transport::{Frame, Payload, Transport};
 
+/// Elements that are combined and then copied while they are in the first-level cache.
+const BLOCK: usize = 2048;
+
 /// One collective on one rank's transport.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
@@ -63,14 +66,12 @@ impl Run<'_> {
             Action::Pass => T::combine(self.op(), received, own),
             // Operands stand in rank order, so that two ranks that exchange their numbers get the
             // same bits, down to which NaN it is.
-            Action::Finish if from < self.transport.rank() => {
-                T::combine(self.op(), received, own);
-                own.copy_from_slice(received);
-            }
             Action::Finish => {
-                T::combine(self.op(), own, received);
-                if forward.is_some() {
-                    received.copy_from_slice(own);
+                let (op, is_behind) = (self.op(), from < self.transport.rank());
+                for (own, received) in own.chunks_mut(BLOCK).zip(received.chunks_mut(BLOCK)) {
+                    let (first, second) = if is_behind { (received, own) } else { (own, received) };
+                    T::combine(op, first, second);
+                    second.copy_from_slice(first);
                 }
             }
             Action::Replace => own.copy_from_slice(received),
