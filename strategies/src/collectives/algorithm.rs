@@ -1,7 +1,6 @@
 //! Which all-reduce to run.
 
-use super::CostModel;
-use super::Element;
+use super::{CostModel, Element};
 
 /// How an all-reduce is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +57,7 @@ impl Algorithm {
     /// [`Algorithm::seconds`].
     ///
     /// [`Algorithm::Direct`] is a candidate where it sends half the bytes, that is for half
-    /// precision; else it is a ring whose first half loads one rank's connections unevenly.
+    /// precision; for all other types a ring sends as much, and every rank talks to two others only.
     /// [`Algorithm::Hierarchical`] is one where the ranks are said to be a mesh.
     #[must_use]
     pub fn resolve(self, work: &Workload, costs: &CostModel) -> Self {

@@ -129,10 +129,8 @@ macro_rules! float {
 
             fn combine(op: ReduceOp, target: &mut [Self], source: &[Self]) {
                 // The standard `min` and `max` drop NaN, and with it the news that a rank has one.
-                let pick = |t: Self, s: Self, s_wins: bool| match () {
-                    () if t.is_nan() => t,
-                    () if s.is_nan() || s_wins => s,
-                    () => t,
+                let pick = |t: Self, s: Self, s_wins: bool| {
+                    if !t.is_nan() & (s.is_nan() | s_wins) { s } else { t }
                 };
                 match op {
                     ReduceOp::Sum | ReduceOp::Mean => zip(target, source, |t, s| t + s),
@@ -226,3 +224,48 @@ half!(bf16, Bf16);
 integer!(i32, I32);
 integer!(i64, I64);
 integer!(u8, U8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn combined<T: Element>(op: ReduceOp, target: T, source: T) -> T {
+        let mut target = [target];
+        T::combine(op, &mut target, &[source]);
+        target[0]
+    }
+
+    #[test]
+    fn the_smaller_and_larger_zero_are_told_apart_and_nan_wins() {
+        for (a, b) in [(0.0f32, -0.0f32), (-0.0, 0.0)] {
+            assert!(combined(ReduceOp::Min, a, b).is_sign_negative());
+            assert!(combined(ReduceOp::Max, a, b).is_sign_positive());
+        }
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            for other in [f64::NEG_INFINITY, 1.0, f64::INFINITY, f64::NAN] {
+                assert!(combined(op, f64::NAN, other).is_nan(), "{op:?}, {other}");
+                assert!(combined(op, other, f64::NAN).is_nan(), "{op:?}, {other}");
+            }
+            assert!(combined(op, f16::ONE, f16::NAN).is_nan());
+        }
+    }
+
+    #[test]
+    fn integers_wrap() {
+        assert_eq!(combined(ReduceOp::Sum, i32::MAX, 1), i32::MIN);
+        assert_eq!(combined(ReduceOp::Product, 16u8, 17), 16);
+        assert_eq!(combined(ReduceOp::Sum, i64::MIN, -1), i64::MAX);
+    }
+
+    #[test]
+    fn half_precision_is_widened_exactly_and_rounded_to_even() {
+        let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let mut back = vec![f16::ZERO; all.len()];
+        f16::round(&f16::partials(&all), &mut back);
+        let same = |(a, b): (&f16, &f16)| a.is_nan() && b.is_nan() || a.to_bits() == b.to_bits();
+        assert!(all.iter().zip(&back).all(same));
+        let mut rounded = [bf16::ZERO; 2];
+        bf16::round(&[257.0, 259.0], &mut rounded);
+        assert_eq!(rounded.map(bf16::to_f32), [256.0, 260.0]);
+    }
+}

@@ -21,9 +21,9 @@ impl ProcessGroup {
     /// `None` on ranks that are not among them.
     ///
     /// Every rank of this group calls it, in the same order as other calls of it. The subgroup runs
-    /// on this group's communication thread and fails together with it. Its collectives are numbered
-    /// by themselves; it is no mesh, so that [`Algorithm::Hierarchical`] becomes
-    /// [`Algorithm::Auto`].
+    /// on this group's communication thread and fails together with it, so ranks that share several
+    /// groups must launch the collectives of all of them in one order. It is no mesh:
+    /// [`Algorithm::Hierarchical`] becomes [`Algorithm::Auto`].
     ///
     /// [`Algorithm::Hierarchical`]: crate::Algorithm::Hierarchical
     /// [`Algorithm::Auto`]: crate::Algorithm::Auto
@@ -88,4 +88,23 @@ fn subgroup_id(parent: GroupId, made_before: u64, members: &[usize]) -> GroupId 
     let mut word = [0; 8];
     hash.finalize_xof().fill(&mut word);
     GroupId(u64::from_le_bytes(word).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_differ_in_anything_have_different_ids() {
+        let members: [&[usize]; 5] = [&[0], &[1], &[0, 1], &[0, 1, 2], &[0, 2]];
+        let mut ids = vec![GroupId::WORLD];
+        for parent in [GroupId::WORLD, GroupId(1), GroupId(u64::MAX)] {
+            for made_before in 0..3 {
+                ids.extend(members.map(|members| subgroup_id(parent, made_before, members)));
+            }
+        }
+        let distinct: std::collections::HashSet<GroupId> = ids.iter().copied().collect();
+        assert_eq!(distinct.len(), ids.len());
+        assert_eq!(ids[1], subgroup_id(GroupId::WORLD, 0, &[0]), "the same on every rank");
+    }
 }

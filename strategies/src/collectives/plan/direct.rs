@@ -7,7 +7,8 @@ use super::{Action, Pipeline, Plan, Step};
 use crate::shard::shard;
 
 /// Afterwards each rank holds the reduction of its own shard: every rank sends each owner its part,
-/// as it is, and the owner combines them all in rank order and rounds once.
+/// as it is, and the owner combines them all in rank order and rounds once. All parts leave at once,
+/// so up to `n (W - 1) / W` elements per rank are on their way.
 #[must_use]
 pub fn reduce_scatter_direct(len: usize, world: usize, rank: usize) -> Plan {
     if world == 1 {

@@ -54,9 +54,9 @@ fn two_axis_reduction(mesh: &Mesh, (group, len): (&ProcessGroup, usize), expecte
 
 #[test]
 fn a_subgroup_has_ranks_roots_and_peers_of_its_own() {
-    let members = [1, 2, 4];
-    ranks(5, &small_segments(), |group| {
-        let subgroup = group.subgroup(&members).expect("three of five ranks");
+    let members = [3, 4, 6];
+    ranks(7, &small_segments(), |group| {
+        let subgroup = group.subgroup(&members).expect("three of seven ranks");
         assert_eq!(subgroup.is_some(), members.contains(&group.rank()));
         let Some(subgroup) = subgroup else { return };
         let rank = subgroup.rank();
@@ -70,8 +70,15 @@ fn a_subgroup_has_ranks_roots_and_peers_of_its_own() {
         sent.wait().expect("a send");
         let parts = subgroup.all_gather_uneven(whole(rank, rank)).wait().expect("parts");
         assert_eq!(parts, [whole(0, 0), whole(1, 1), whole(2, 2)]);
-        let message = subgroup.broadcast(whole(rank, 5), 3).wait().expect_err("no rank 3");
-        assert!(message.to_string().contains("root 3 is not one of the group's 3 ranks"));
+        let error = subgroup.broadcast(whole(rank, 5), 3).wait().expect_err("no rank 3");
+        assert!(error.to_string().contains("root 3 is not one of the group's 3 ranks"), "{error}");
+        match error {
+            Error::Misuse { rank, .. } => assert_eq!(rank, group.rank()),
+            Error::Aborted { rank, observer, .. } => {
+                assert!(members.contains(&rank) && observer == group.rank(), "{rank}");
+            }
+            other => panic!("{other}"),
+        }
     });
 }
 
@@ -159,6 +166,16 @@ fn groups_that_are_made_in_different_order_are_an_error_on_both_ends() {
     });
     assert!(errors.iter().all(Option::is_some));
     assert!(errors.iter().flatten().any(|e| matches!(e, Error::Mismatch { .. })), "{errors:?}");
+}
+
+#[test]
+fn ranks_that_disagree_on_members_get_an_error() {
+    let errors = ranks(3, &GroupOptions::default(), |group| {
+        let members: &[usize] = if group.rank() == 0 { &[0, 1] } else { &[0, 1, 2] };
+        let subgroup = group.subgroup(members).expect("members").expect("this rank is a member");
+        subgroup.all_reduce(vec![1u8; 4], ReduceOp::Sum).wait().expect_err("other members")
+    });
+    assert!(errors.iter().any(|e| matches!(e, Error::Mismatch { .. })), "{errors:?}");
 }
 
 #[test]
