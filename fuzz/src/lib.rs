@@ -6,9 +6,9 @@ use pyroclast_strategies::membership::JobSecret;
 use pyroclast_strategies::membership::handshake::{
     Claim, HandshakeError, Purpose, Settings, accept, initiate,
 };
-use pyroclast_strategies::transport::MAX_FRAME_BYTES;
 use pyroclast_strategies::transport::integrity::Seal;
 use pyroclast_strategies::transport::wire::Stream;
+use pyroclast_strategies::transport::{MAX_FRAME_BYTES, Pool};
 
 /// Bytes of a header before its tags.
 const FIELDS: usize = 48;
@@ -29,11 +29,13 @@ pub fn frames(data: &[u8]) {
 
 fn read_all(seal: &Seal, data: &[u8]) {
     let mut rest = data;
-    let (mut reader, mut writer) = (Stream::new(seal.clone()), Stream::new(seal.clone()));
+    let pool = Pool::default();
+    let new = || Stream::new(seal.clone(), &pool);
+    let (mut reader, mut writer) = (new(), new());
     let mut written = vec![];
     while let Ok(frame) = reader.read(&mut rest) {
-        assert!(frame.payload.byte_len() <= MAX_FRAME_BYTES);
-        writer.write(&mut written, &frame).expect("a vector takes everything");
+        assert!(frame.payload.bytes().len() <= MAX_FRAME_BYTES);
+        writer.write(&mut written, frame).expect("a vector takes everything");
     }
     assert!(data.starts_with(&written), "what was read is not what was sent");
 }

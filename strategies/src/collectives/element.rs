@@ -6,7 +6,6 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::description::Dtype;
-use crate::transport::Payload;
 
 /// How the ranks' numbers become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +46,7 @@ mod sealed {
 /// Partial results are [`Element::Partial`]: half-precision numbers are combined in `f32` and rounded
 /// once, at the end. All others are their own partial.
 pub trait Element:
-    sealed::Sealed + Copy + Send + Sync + PartialEq + std::fmt::Debug + 'static
+    sealed::Sealed + bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug
 {
     /// The type.
     const DTYPE: Dtype;
@@ -72,33 +71,12 @@ pub trait Element:
 
     /// Rounds partial results into `values`, which are as many.
     fn round(partials: &[Self::Partial], values: &mut [Self]);
-
-    /// Makes a payload of numbers.
-    fn wrap(values: Vec<Self>) -> Payload;
-
-    /// The numbers of a payload of this type.
-    fn unwrap(payload: Payload) -> Option<Vec<Self>>;
 }
 
 fn zip<T: Copy>(target: &mut [T], source: &[T], combine: impl Fn(T, T) -> T) {
     for (t, s) in target.iter_mut().zip(source) {
         *t = combine(*t, *s);
     }
-}
-
-macro_rules! payload {
-    ($variant:ident) => {
-        fn wrap(values: Vec<Self>) -> Payload {
-            Payload::$variant(values)
-        }
-
-        fn unwrap(payload: Payload) -> Option<Vec<Self>> {
-            match payload {
-                Payload::$variant(values) => Some(values),
-                _ => None,
-            }
-        }
-    };
 }
 
 macro_rules! own_partials {
@@ -149,7 +127,6 @@ macro_rules! float {
             }
 
             own_partials!();
-            payload!($variant);
         }
     };
 }
@@ -186,8 +163,6 @@ macro_rules! half {
             fn round(partials: &[f32], values: &mut [Self]) {
                 values.convert_from_f32_slice(partials);
             }
-
-            payload!($variant);
         }
     };
 }
@@ -212,7 +187,6 @@ macro_rules! integer {
             fn divide(_values: &mut [Self], _ranks: usize) {}
 
             own_partials!();
-            payload!($variant);
         }
     };
 }

@@ -1,13 +1,12 @@
 //! Runs a plan on a transport.
 
-use std::ops::Range;
 use std::time::Instant;
 
-use super::plan::{Action, Plan, Step};
+use super::plan::{Action, Plan, Step, Task};
 use super::{Element, ReduceOp};
 use crate::description::Description;
 use crate::error::Error;
-use crate::transport::{Frame, Transport};
+use crate::transport::{Frame, Payload, Transport};
 
 /// One collective on one rank's transport.
 #[derive(Debug)]
@@ -21,33 +20,23 @@ pub(crate) struct Run<'a> {
 
 /// Runs `plan` on `buffer`, in place.
 ///
-/// A segment is copied once when this rank sends it; from then on the received allocation itself
+/// A segment is copied once when this rank sends it; from then on the buffer that was received itself
 /// travels, so passing a partial result on costs one operation per element and no copy.
 pub(crate) fn execute<T: Element>(
     plan: &Plan,
     buffer: &mut [T],
     run: &mut Run<'_>,
 ) -> Result<(), Error> {
-    for step in &plan.steps {
+    for Task { step, range } in plan.schedule(run.segment) {
+        let own = &mut buffer[range];
         match step {
-            Step::Send { to, range } => {
-                for segment in segments(range, run.segment) {
-                    run.send(*to, buffer[segment].to_vec())?;
-                }
+            Step::Send { to, .. } => run.send_copy(*to, own)?,
+            Step::Receive { from, action, forward, .. } => {
+                run.receive(*from, own, *action, *forward)?;
             }
-            Step::Receive { from, range, action, forward } => {
-                for segment in segments(range, run.segment) {
-                    run.receive(*from, &mut buffer[segment], *action, *forward)?;
-                }
-            }
-            Step::Combine { ranks, range, forward } => {
-                for segment in segments(range, run.segment) {
-                    let own = &mut buffer[segment];
-                    run.combine(ranks, own)?;
-                    if let Some(to) = forward {
-                        run.send(*to, own.to_vec())?;
-                    }
-                }
+            Step::Combine { ranks, forward, .. } => {
+                run.combine(ranks, own)?;
+                forward.map_or(Ok(()), |to| run.send_copy(to, own))?;
             }
         }
     }
@@ -68,42 +57,49 @@ impl Run<'_> {
         action: Action,
         forward: Option<usize>,
     ) -> Result<(), Error> {
-        let mut received: Vec<T> = self.take(from, own.len())?;
+        let mut payload = self.take::<T>(from, own.len())?;
+        let received = numbers::<T>(&mut payload);
         match action {
-            Action::Pass => T::combine(self.op(), &mut received, own),
+            Action::Pass => T::combine(self.op(), received, own),
             // Operands stand in rank order, so that two ranks that exchange their numbers get the
             // same bits, down to which NaN it is.
             Action::Finish if from < self.transport.rank() => {
-                T::combine(self.op(), &mut received, own);
-                own.copy_from_slice(&received);
+                T::combine(self.op(), received, own);
+                own.copy_from_slice(received);
             }
             Action::Finish => {
-                T::combine(self.op(), own, &received);
+                T::combine(self.op(), own, received);
                 if forward.is_some() {
                     received.copy_from_slice(own);
                 }
             }
-            Action::Replace => own.copy_from_slice(&received),
+            Action::Replace => own.copy_from_slice(received),
         }
-        forward.map_or(Ok(()), |to| self.send(to, received))
+        match forward {
+            Some(to) => self.send(to, payload),
+            None => {
+                self.transport.pool().put(payload);
+                Ok(())
+            }
+        }
     }
 
     /// One segment of [`Step::Combine`].
     fn combine<T: Element>(&mut self, ranks: &[usize], own: &mut [T]) -> Result<(), Error> {
         let mut combined: Vec<T::Partial> = Vec::with_capacity(own.len());
+        let op = self.op();
+        let mut add = |part: &[T]| match combined.is_empty() {
+            true => combined.extend_from_slice(&T::partials(part)),
+            false => T::Partial::combine(op, &mut combined, &T::partials(part)),
+        };
         for rank in ranks {
-            let received: Vec<T>;
-            let part = if *rank == self.transport.rank() {
-                T::partials(own)
-            } else {
-                received = self.take(*rank, own.len())?;
-                T::partials(&received)
-            };
-            if combined.is_empty() {
-                combined.extend_from_slice(&part);
-            } else {
-                T::Partial::combine(self.op(), &mut combined, &part);
+            if *rank == self.transport.rank() {
+                add(own);
+                continue;
             }
+            let mut payload = self.take::<T>(*rank, own.len())?;
+            add(numbers(&mut payload));
+            self.transport.pool().put(payload);
         }
         if self.op() == ReduceOp::Mean {
             T::Partial::divide(&mut combined, ranks.len());
@@ -112,46 +108,33 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn send<T: Element>(&mut self, to: usize, values: Vec<T>) -> Result<(), Error> {
-        let frame = Frame { description: self.description, payload: T::wrap(values) };
-        self.transport.send(to, frame)
+    fn send_copy<T: Element>(&mut self, to: usize, values: &[T]) -> Result<(), Error> {
+        let payload = self.transport.pool().copy_of(values);
+        self.send(to, payload)
+    }
+
+    fn send(&mut self, to: usize, payload: Payload) -> Result<(), Error> {
+        self.transport.send(to, Frame { description: self.description, payload })
     }
 
     /// The next segment from a rank, which must be of this collective and have `len` elements.
-    fn take<T: Element>(&mut self, from: usize, len: usize) -> Result<Vec<T>, Error> {
+    fn take<T: Element>(&mut self, from: usize, len: usize) -> Result<Payload, Error> {
         let frame = self.transport.recv(from, self.description, self.deadline)?;
         let (rank, mine, theirs) = (self.transport.rank(), self.description, frame.description);
         if theirs != mine {
             return Err(Error::Mismatch { rank, peer: from, mine, theirs });
         }
         // Of another type are the numbers of a rank that runs another algorithm.
-        let found = frame.payload.byte_len() / size_of::<T>();
-        match T::unwrap(frame.payload) {
-            Some(values) if values.len() == len => Ok(values),
-            _ => Err(Error::SegmentMismatch {
-                rank,
-                peer: from,
-                collective: mine,
-                expected: len,
-                found,
-            }),
+        if frame.payload.numbers::<T>().is_some_and(|numbers| numbers.len() == len) {
+            return Ok(frame.payload);
         }
+        let found = frame.payload.bytes().len() / size_of::<T>();
+        let (peer, collective) = (from, mine);
+        Err(Error::SegmentMismatch { rank, peer, collective, expected: len, found })
     }
 }
 
-fn segments(range: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = range.end;
-    range.clone().step_by(size).map(move |start| start..(start + size).min(end))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn segments_cover_a_range_in_order() {
-        let cut = |range| segments(&range, 4).collect::<Vec<_>>();
-        assert_eq!(cut(3..12), [3..7, 7..11, 11..12]);
-        assert!(cut(3..3).is_empty());
-    }
+/// The numbers of a payload that has been checked to have this type.
+fn numbers<T: Element>(payload: &mut Payload) -> &mut [T] {
+    payload.numbers_mut().expect("`take` has checked the type")
 }

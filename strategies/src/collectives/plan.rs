@@ -1,8 +1,9 @@
 //! Who sends what to whom, as data. A plan is one rank's part of a collective; it is made and
 //! tested without any transport.
 //!
-//! A plan is a list of steps that the rank takes in order. Ring plans are pipelines: a range that is
-//! received is combined with the rank's own numbers and passed on at once.
+//! A plan is a list of steps, on ranges that are cut into segments. Ring plans are pipelines: a segment
+//! that is received is combined with the rank's own numbers and passed on at once, and the next one is
+//! sent before the first one has come round, so that what a rank works on stays in its cache.
 //!
 //! Costs are given per rank for `W` ranks and `n` elements: steps that wait for each other, and
 //! elements sent.
@@ -22,6 +23,7 @@ mod direct;
 mod doubling;
 mod hierarchical;
 mod ring;
+mod schedule;
 
 use std::ops::Range;
 
@@ -31,14 +33,35 @@ pub use direct::{
 pub use doubling::all_reduce_doubling;
 pub use hierarchical::all_reduce_hierarchical;
 pub use ring::{all_gather, all_gather_ranges, all_reduce, broadcast, reduce, reduce_scatter};
+pub use schedule::Task;
 
 /// One rank's part of a collective.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What to do, in order.
-    pub steps: Vec<Step>,
+    /// What to do, in order. A phase begins when the one before has ended on this rank.
+    pub phases: Vec<Phase>,
     /// What segments are sized for.
     pub pipeline: Pipeline,
+}
+
+/// Steps that run together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// How their segments follow each other.
+    pub order: Order,
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
+/// In which order the segments of several steps are worked on. Two ranks must send and receive
+/// segments in the same order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// All segments of a step, then those of the next.
+    OneByOne,
+    /// Each step follows the one before at a distance of some segments. For rings, where what a rank
+    /// sends in one step its successor receives in the next, so that both see one order.
+    Wave,
 }
 
 /// The shape of a plan, from which its segments are sized. The same on all ranks, because both ends
@@ -95,12 +118,34 @@ pub enum Action {
     Replace,
 }
 
+impl Step {
+    /// The range of the buffer that it is about.
+    #[must_use]
+    pub fn range(&self) -> &Range<usize> {
+        match self {
+            Self::Send { range, .. }
+            | Self::Receive { range, .. }
+            | Self::Combine { range, .. } => range,
+        }
+    }
+}
+
 impl Plan {
+    /// A plan of one phase.
+    fn new(order: Order, steps: Vec<Step>, pipeline: Pipeline) -> Self {
+        Self { phases: vec![Phase { order, steps }], pipeline }
+    }
+
+    /// All steps of all phases.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.phases.iter().flat_map(|phase| &phase.steps)
+    }
+
     /// The plan for a group within a larger one, on a part of a larger buffer that starts at
     /// `offset`. `rank_of` says which rank of the larger group each rank is.
     #[must_use]
     pub fn placed(mut self, offset: usize, rank_of: impl Fn(usize) -> usize) -> Self {
-        for step in &mut self.steps {
+        for step in self.phases.iter_mut().flat_map(|phase| &mut phase.steps) {
             let range = match step {
                 Step::Send { to, range } => {
                     *to = rank_of(*to);

@@ -22,7 +22,7 @@ impl ProcessGroup {
         self.reduction(Operation::RingAllReduce(op), buffer)
     }
 
-    /// Reduces `buffer` over all ranks; each rank gets its own [shard](crate::shard::shard) of the
+    /// Reduces `buffer` over all ranks; each rank gets its own [`shard`] of the
     /// outcome, in place. What the rest of the buffer holds afterwards is unspecified.
     ///
     /// Half-precision parts go straight to the owner, two bytes per element, all other numbers round

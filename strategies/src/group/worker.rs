@@ -13,7 +13,7 @@ use crate::collectives::plan::Plan;
 use crate::collectives::{Element, Run, execute};
 use crate::description::{Description, GroupId};
 use crate::error::Error;
-use crate::transport::{Frame, Transport};
+use crate::transport::{Frame, Pool, Transport};
 
 /// Ten years: as good as none, and far from the end of the clock.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -135,9 +135,13 @@ impl Transport for Counted {
         self.inner.abort_signal()
     }
 
+    fn pool(&self) -> &Pool {
+        self.inner.pool()
+    }
+
     fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error> {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(frame.payload.byte_len() as u64, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(frame.payload.bytes().len() as u64, Ordering::Relaxed);
         self.inner.send(peer, frame)
     }
 

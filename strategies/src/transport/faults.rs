@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::Transport;
 use super::integrity::Seal;
 use super::memory::{self, Parcel};
 use super::tcp::tests::relay::{Detour, Fault};
 use super::tcp::{self, TcpOptions};
 use super::wire::Stamper;
-use super::{Payload, Transport};
 use crate::store::{MemoryStore, Store};
 use crate::{Error, GroupOptions, ProcessGroup, ReduceOp};
 
@@ -79,8 +79,7 @@ fn detour(fault: Fault, after: usize) -> (Sender<Parcel>, Receiver<Parcel>) {
                 Fault::Drop if number == after => continue,
                 Fault::CloseFrames | Fault::CloseAll if number >= after => return,
                 Fault::Corrupt if number == after => {
-                    let Payload::F32(numbers) = &mut parcel.frame.payload else { return };
-                    numbers[0] = f32::from_bits(numbers[0].to_bits() ^ 0x10);
+                    parcel.frame.payload.bytes_mut()[0] ^= 0x10;
                 }
                 _ => {}
             }

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 
 use super::integrity::Seal;
 use super::wire::{Stamp, Stamper};
-use super::{Frame, Transport};
+use super::{Frame, Pool, Transport};
 use crate::abort::AbortSignal;
 use crate::description::Description;
 use crate::error::Error;
@@ -19,6 +19,8 @@ pub struct Endpoint {
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     abort: AbortSignal,
+    /// Shared by all ranks: who receives a buffer is not who took it.
+    pool: Pool,
 }
 
 /// A frame, and how its receiver sees that it is the one that was sent.
@@ -59,10 +61,15 @@ pub(crate) fn connected(
     stamper: Option<Stamper>,
     wire: impl Fn(usize, usize) -> (Sender<Parcel>, Receiver<Parcel>),
 ) -> Vec<Endpoint> {
-    let abort = AbortSignal::default();
-    let mut all: Vec<Endpoint> = (0..world)
-        .map(|rank| Endpoint { rank, outgoing: vec![], incoming: vec![], abort: abort.clone() })
-        .collect();
+    let (abort, pool) = (AbortSignal::default(), Pool::default());
+    let endpoint = |rank| Endpoint {
+        rank,
+        outgoing: vec![],
+        incoming: vec![],
+        abort: abort.clone(),
+        pool: pool.clone(),
+    };
+    let mut all: Vec<Endpoint> = (0..world).map(endpoint).collect();
     for from in 0..world {
         for to in 0..world {
             let (sender, receiver) = wire(from, to);
@@ -90,6 +97,10 @@ impl Transport for Endpoint {
 
     fn abort_signal(&self) -> &AbortSignal {
         &self.abort
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error> {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::select_biased;
 
 use super::wire::WireError;
-use super::{Frame, Integrity, MAX_FRAME_BYTES, Transport, address};
+use super::{Frame, Integrity, MAX_FRAME_BYTES, Pool, Transport, address};
 use crate::abort::AbortSignal;
 use crate::description::Description;
 use crate::error::Error;
@@ -69,6 +69,7 @@ pub struct Endpoint {
     /// By peer; this rank's own entry has no lanes.
     links: Vec<Link>,
     pulse: Pulse,
+    pool: Pool,
     abort: AbortSignal,
     heartbeat: Duration,
 }
@@ -161,12 +162,16 @@ impl Transport for Endpoint {
         &self.abort
     }
 
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error> {
         let collective = frame.description;
         if let Some(error) = self.aborted(collective) {
             return Err(error);
         }
-        let len = frame.payload.byte_len();
+        let len = frame.payload.bytes().len();
         if len > MAX_FRAME_BYTES {
             let problem = format!(
                 "a segment of {len} bytes; the limit of segment_bytes is {MAX_FRAME_BYTES}"

@@ -24,11 +24,8 @@
 
 use std::io::{self, IoSlice, Read, Write};
 
-use bytemuck::{Pod, Zeroable};
-use half::{bf16, f16};
-
 use super::integrity::{Seal, TAG_BYTES};
-use super::{Frame, MAX_FRAME_BYTES, Payload};
+use super::{Frame, MAX_FRAME_BYTES, Payload, Pool};
 use crate::collectives::ReduceOp;
 use crate::description::{Description, Dtype, GroupId, Operation};
 
@@ -79,7 +76,7 @@ impl Stamper {
 
     /// Stamps the next frame that is sent.
     pub(crate) fn stamp(&mut self, frame: &Frame) -> Stamp {
-        let payload = self.seal.tag(bytes(&frame.payload));
+        let payload = self.seal.tag(frame.payload.bytes());
         let header = self.header_tag(&self.fields(frame), payload);
         self.number += 1;
         Stamp { payload, header }
@@ -92,7 +89,7 @@ impl Stamper {
         stamp: Option<&Stamp>,
     ) -> Result<(), &'static str> {
         let stamp = stamp.ok_or("a frame has no tag")?;
-        if stamp.payload != self.seal.tag(bytes(&frame.payload)) {
+        if stamp.payload != self.seal.tag(frame.payload.bytes()) {
             return Err(DAMAGED_PAYLOAD);
         }
         if stamp.header != self.header_tag(&self.fields(frame), stamp.payload) {
@@ -120,13 +117,16 @@ const DAMAGED_PAYLOAD: &str = "a frame's payload is damaged";
 
 /// One direction of a connection.
 #[derive(Clone, Debug)]
-pub struct Stream(Stamper);
+pub struct Stream {
+    stamper: Stamper,
+    pool: Pool,
+}
 
 impl Stream {
-    /// A new connection's direction.
+    /// A new connection's direction. Payloads come from and go to `pool`.
     #[must_use]
-    pub fn new(seal: Seal) -> Self {
-        Self(Stamper::new(seal))
+    pub fn new(seal: Seal, pool: &Pool) -> Self {
+        Self { stamper: Stamper::new(seal), pool: pool.clone() }
     }
 
     /// Writes a frame, its payload without copying it.
@@ -134,14 +134,16 @@ impl Stream {
     /// # Errors
     ///
     /// Those of the writer.
-    pub fn write(&mut self, writer: &mut impl Write, frame: &Frame) -> io::Result<()> {
-        let fields = self.0.fields(frame);
-        let stamp = self.0.stamp(frame);
+    pub fn write(&mut self, writer: &mut impl Write, frame: Frame) -> io::Result<()> {
+        let fields = self.stamper.fields(&frame);
+        let stamp = self.stamper.stamp(&frame);
         let mut header = [0; HEADER_BYTES];
         header[..FIELDS].copy_from_slice(&fields);
         header[FIELDS..FIELDS + TAG_BYTES].copy_from_slice(stamp.payload.as_bytes());
         header[FIELDS + TAG_BYTES..].copy_from_slice(stamp.header.as_bytes());
-        write_both(writer, &header, bytes(&frame.payload))
+        write_both(writer, &header, frame.payload.bytes())?;
+        self.pool.put(frame.payload);
+        Ok(())
     }
 
     /// Reads the next frame.
@@ -150,7 +152,7 @@ impl Stream {
     ///
     /// [`WireError`].
     pub fn read(&mut self, reader: &mut impl Read) -> Result<Frame, WireError> {
-        let stamper = &mut self.0;
+        let stamper = &mut self.stamper;
         let header = read_header(reader)?;
         let (tagged, tag) = header.split_at(FIELDS + TAG_BYTES);
         if stamper.seal.tag(tagged) != tag_at(tag) {
@@ -161,8 +163,9 @@ impl Stream {
         if tagged[40..FIELDS] != stamper.number.to_le_bytes() {
             return Err(WireError::Damaged("a frame was lost, repeated or reordered"));
         }
-        let payload = read_payload(reader, dtype, len).map_err(WireError::Io)?;
-        if stamper.seal.tag(bytes(&payload)) != tag_at(&tagged[FIELDS..]) {
+        let mut payload = self.pool.take(dtype, len);
+        reader.read_exact(payload.bytes_mut()).map_err(WireError::Io)?;
+        if stamper.seal.tag(payload.bytes()) != tag_at(&tagged[FIELDS..]) {
             return Err(WireError::Damaged(DAMAGED_PAYLOAD));
         }
         stamper.number += 1;
@@ -208,36 +211,6 @@ fn read_header(reader: &mut impl Read) -> Result<[u8; HEADER_BYTES], WireError> 
     Ok(header)
 }
 
-fn read_payload(reader: &mut impl Read, dtype: Dtype, len: usize) -> io::Result<Payload> {
-    fn numbers<T: Pod + Zeroable>(reader: &mut impl Read, len: usize) -> io::Result<Vec<T>> {
-        let mut numbers = vec![T::zeroed(); len / size_of::<T>()];
-        reader.read_exact(bytemuck::cast_slice_mut(&mut numbers))?;
-        Ok(numbers)
-    }
-    Ok(match dtype {
-        Dtype::F32 => Payload::F32(numbers::<f32>(reader, len)?),
-        Dtype::F64 => Payload::F64(numbers::<f64>(reader, len)?),
-        Dtype::F16 => Payload::F16(numbers::<f16>(reader, len)?),
-        Dtype::Bf16 => Payload::Bf16(numbers::<bf16>(reader, len)?),
-        Dtype::I32 => Payload::I32(numbers::<i32>(reader, len)?),
-        Dtype::I64 => Payload::I64(numbers::<i64>(reader, len)?),
-        Dtype::U8 => Payload::U8(numbers::<u8>(reader, len)?),
-    })
-}
-
-/// A payload as it lies in memory.
-pub(crate) fn bytes(payload: &Payload) -> &[u8] {
-    match payload {
-        Payload::F32(numbers) => bytemuck::cast_slice(numbers),
-        Payload::F64(numbers) => bytemuck::cast_slice(numbers),
-        Payload::F16(numbers) => bytemuck::cast_slice(numbers),
-        Payload::Bf16(numbers) => bytemuck::cast_slice(numbers),
-        Payload::I32(numbers) => bytemuck::cast_slice(numbers),
-        Payload::I64(numbers) => bytemuck::cast_slice(numbers),
-        Payload::U8(numbers) => numbers,
-    }
-}
-
 /// All fields but the frame's number.
 fn encode(description: &Description, payload: &Payload) -> Fields {
     let Description { operation, group, sequence, elements, dtype } = *description;
@@ -249,7 +222,7 @@ fn encode(description: &Description, payload: &Payload) -> Fields {
     fields[7] = dtype_code(payload.dtype());
     let root = operation.root().map_or(u32::MAX, |root| root as u32);
     fields[8..12].copy_from_slice(&root.to_le_bytes());
-    fields[12..16].copy_from_slice(&(payload.byte_len() as u32).to_le_bytes());
+    fields[12..16].copy_from_slice(&(payload.bytes().len() as u32).to_le_bytes());
     fields[16..24].copy_from_slice(&group.0.to_le_bytes());
     fields[24..32].copy_from_slice(&sequence.to_le_bytes());
     fields[32..40].copy_from_slice(&(elements as u64).to_le_bytes());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::ring::{Ring, all_gather};
-use super::{Action, Pipeline, Plan, Step};
+use super::{Action, Order, Pipeline, Plan, Step};
 use crate::shard::shard;
 
 /// Afterwards each rank holds the reduction of its own shard: every rank sends each owner its part,
@@ -17,7 +17,7 @@ pub fn reduce_scatter_direct(len: usize, world: usize, rank: usize) -> Plan {
     let mut steps = sends(len, world, rank);
     let (ranks, range) = ((0..world).collect(), shard(len, world, rank));
     steps.push(Step::Combine { ranks, range, forward: None });
-    Plan { steps, pipeline: Pipeline { depth: 1, chunk: len.div_ceil(world) } }
+    Plan::new(Order::OneByOne, steps, Pipeline { depth: 1, chunk: len.div_ceil(world) })
 }
 
 /// Afterwards each rank holds the reduction over all ranks: [`reduce_scatter_direct`], whose
@@ -26,12 +26,13 @@ pub fn reduce_scatter_direct(len: usize, world: usize, rank: usize) -> Plan {
 #[must_use]
 pub fn all_reduce_direct(len: usize, world: usize, rank: usize) -> Plan {
     let mut plan = reduce_scatter_direct(len, world, rank);
-    if let Some(Step::Combine { forward, .. }) = plan.steps.last_mut() {
+    let Some(phase) = plan.phases.last_mut() else { return plan };
+    if let Some(Step::Combine { forward, .. }) = phase.steps.last_mut() {
         // The send that would start an all-gather is this forward.
         *forward = Some(Ring { world, rank }.next());
-        plan.steps.extend(all_gather(len, world, rank).steps.into_iter().skip(1));
-        plan.pipeline.depth = world;
     }
+    phase.steps.extend(all_gather(len, world, rank).steps().skip(1).cloned());
+    plan.pipeline.depth = world;
     plan
 }
 
@@ -42,7 +43,7 @@ pub fn all_to_all(len: usize, world: usize, rank: usize) -> Plan {
     // Everything is sent before anything is received, so the exchange is in place.
     let mut steps = sends(len, world, rank);
     steps.extend(others(world, rank).map(|other| replace(other, shard(len, world, other))));
-    Plan { steps, pipeline: Pipeline { depth: 1, chunk: len / world } }
+    Plan::new(Order::OneByOne, steps, Pipeline { depth: 1, chunk: len / world })
 }
 
 /// Afterwards `root` holds every rank's shard.
@@ -53,7 +54,7 @@ pub fn gather(len: usize, world: usize, rank: usize, root: usize) -> Plan {
     } else {
         vec![Step::Send { to: root, range: shard(len, world, rank) }]
     };
-    Plan { steps, pipeline: Pipeline { depth: 1, chunk: len.div_ceil(world) } }
+    Plan::new(Order::OneByOne, steps, Pipeline { depth: 1, chunk: len.div_ceil(world) })
 }
 
 /// Afterwards each rank holds its shard of `root`'s numbers.
@@ -64,20 +65,20 @@ pub fn scatter(len: usize, world: usize, rank: usize, root: usize) -> Plan {
     } else {
         vec![replace(root, shard(len, world, rank))]
     };
-    Plan { steps, pipeline: Pipeline { depth: 1, chunk: len.div_ceil(world) } }
+    Plan::new(Order::OneByOne, steps, Pipeline { depth: 1, chunk: len.div_ceil(world) })
 }
 
 /// Sends the whole buffer to one rank, which [`receive`]s it.
 #[must_use]
 pub fn send(len: usize, to: usize) -> Plan {
     let steps = vec![Step::Send { to, range: 0..len }];
-    Plan { steps, pipeline: Pipeline { depth: 1, chunk: len } }
+    Plan::new(Order::OneByOne, steps, Pipeline { depth: 1, chunk: len })
 }
 
 /// Receives the whole buffer from one rank, which [`send`]s it.
 #[must_use]
 pub fn receive(len: usize, from: usize) -> Plan {
-    Plan { steps: vec![replace(from, 0..len)], pipeline: Pipeline { depth: 1, chunk: len } }
+    Plan::new(Order::OneByOne, vec![replace(from, 0..len)], Pipeline { depth: 1, chunk: len })
 }
 
 /// Sends every other rank its shard.

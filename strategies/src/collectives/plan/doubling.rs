@@ -1,6 +1,6 @@
 //! Plans of few, large steps.
 
-use super::{Action, Pipeline, Plan, Step};
+use super::{Action, Order, Pipeline, Plan, Step};
 
 /// The same as [`all_reduce`](super::all_reduce) in fewer, larger steps: recursive doubling (Thakur,
 /// Rabenseifner and Gropp, 2005). In each step two ranks exchange all they have; combining is
@@ -16,7 +16,8 @@ pub fn all_reduce_doubling(len: usize, world: usize, rank: usize) -> Plan {
         |from, action| Step::Receive { from, range: whole.clone(), action, forward: None };
     if rank >= power {
         let partner = rank - power;
-        return Plan { steps: vec![send(partner), receive(partner, Action::Replace)], pipeline };
+        let steps = vec![send(partner), receive(partner, Action::Replace)];
+        return Plan::new(Order::OneByOne, steps, pipeline);
     }
     let extra = Some(rank + power).filter(|extra| *extra < world);
     let mut steps: Vec<Step> =
@@ -25,5 +26,5 @@ pub fn all_reduce_doubling(len: usize, world: usize, rank: usize) -> Plan {
         steps.extend([send(rank ^ bit), receive(rank ^ bit, Action::Finish)]);
     }
     steps.extend(extra.map(send));
-    Plan { steps, pipeline }
+    Plan::new(Order::OneByOne, steps, pipeline)
 }

@@ -22,8 +22,8 @@ pub fn all_reduce_hierarchical(len: usize, world: usize, rank: usize, row: usize
     let mut plan = reduce_scatter(len, row, own_column).placed(0, in_row);
     let along_column = all_reduce(own.len(), rows, own_row).placed(own.start, in_column);
     let along_row = all_gather(len, row, own_column).placed(0, in_row);
-    plan.steps.extend(along_column.steps);
-    plan.steps.extend(along_row.steps);
+    plan.phases.extend(along_column.phases);
+    plan.phases.extend(along_row.phases);
     // The three rings wait for each other, so one shape must do: that of the longer axis.
     let longer = row.max(rows);
     plan.pipeline = Pipeline { depth: longer - 1, chunk: len.div_ceil(longer) };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Action, Pipeline, Plan, Step};
+use super::{Action, Order, Pipeline, Plan, Step};
 use crate::shard::shard;
 
 /// Afterwards each rank holds the reduction of its own shard. A ring: the reduction of chunk `c`
@@ -21,7 +21,7 @@ pub fn reduce_scatter(len: usize, world: usize, rank: usize) -> Plan {
         action: if places == world { Action::Finish } else { Action::Pass },
         forward: (places < world).then(|| ring.next()),
     }));
-    Plan { steps, pipeline: Pipeline { depth: world - 1, chunk: len.div_ceil(world) } }
+    Plan::new(Order::Wave, steps, Pipeline { depth: world - 1, chunk: len.div_ceil(world) })
 }
 
 /// Afterwards each rank holds every rank's shard. A ring.
@@ -47,7 +47,7 @@ pub fn all_gather_ranges(ranges: &[Range<usize>], rank: usize) -> Plan {
         forward: (places + 1 < world).then(|| ring.next()),
     }));
     let chunk = ranges.iter().map(Range::len).max().unwrap_or_default();
-    Plan { steps, pipeline: Pipeline { depth: world - 1, chunk } }
+    Plan::new(Order::Wave, steps, Pipeline { depth: world - 1, chunk })
 }
 
 /// Afterwards each rank holds the reduction over all ranks: a ring reduce-scatter whose last
@@ -56,12 +56,13 @@ pub fn all_gather_ranges(ranges: &[Range<usize>], rank: usize) -> Plan {
 #[must_use]
 pub fn all_reduce(len: usize, world: usize, rank: usize) -> Plan {
     let mut plan = reduce_scatter(len, world, rank);
-    if let Some(Step::Receive { forward, .. }) = plan.steps.last_mut() {
+    let Some(phase) = plan.phases.last_mut() else { return plan };
+    if let Some(Step::Receive { forward, .. }) = phase.steps.last_mut() {
         // The send that would start an all-gather is this forward.
         *forward = Some(Ring { world, rank }.next());
-        plan.steps.extend(all_gather(len, world, rank).steps.into_iter().skip(1));
-        plan.pipeline.depth = 2 * (world - 1);
     }
+    phase.steps.extend(all_gather(len, world, rank).steps().skip(1).cloned());
+    plan.pipeline.depth = 2 * (world - 1);
     plan
 }
 
@@ -82,7 +83,7 @@ pub fn broadcast(len: usize, world: usize, rank: usize, root: usize) -> Plan {
             forward: (ring.next() != root).then(|| ring.next()),
         }
     };
-    Plan { steps: vec![step], pipeline: Pipeline { depth: world - 1, chunk: len } }
+    Plan::new(Order::Wave, vec![step], Pipeline { depth: world - 1, chunk: len })
 }
 
 /// Afterwards `root` holds the reduction over all ranks. A chain that starts behind the root.
@@ -103,7 +104,7 @@ pub fn reduce(len: usize, world: usize, rank: usize, root: usize) -> Plan {
             forward: (rank != root).then(|| ring.next()),
         }
     };
-    Plan { steps: vec![step], pipeline: Pipeline { depth: world - 1, chunk: len } }
+    Plan::new(Order::Wave, vec![step], Pipeline { depth: world - 1, chunk: len })
 }
 
 /// A rank's place in the ring.

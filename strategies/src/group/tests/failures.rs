@@ -97,6 +97,25 @@ fn a_root_that_only_one_rank_gets_wrong_ends_all() {
 }
 
 #[test]
+fn a_rank_that_fails_ends_the_wait_of_the_others_even_if_it_stays() {
+    let options = GroupOptions { timeout: Duration::from_secs(20), ..GroupOptions::default() };
+    let (done, until) = bounded::<()>(0);
+    let errors = ranks(2, &options, |group| match group.rank() {
+        0 => {
+            let error = group.barrier().expect_err("rank 1 has failed");
+            done.send(()).expect("rank 1 should be waiting");
+            error
+        }
+        _ => {
+            let error = group.broadcast(vec![1u8], 2).wait().expect_err("no rank 2");
+            until.recv().expect("rank 0 should be told");
+            error
+        }
+    });
+    assert!(matches!(errors[0], Error::Aborted { rank: 1, observer: 0, .. }), "{errors:?}");
+}
+
+#[test]
 fn a_peer_that_is_no_other_rank_is_refused() {
     for (world, peer) in [(1, 1), (3, 3), (3, usize::MAX)] {
         let words = format!("peer {peer} is not one of the group's {world} ranks");
@@ -178,4 +197,13 @@ fn after_an_error_every_collective_fails_at_once() {
     assert!(errors.iter().all(|error| matches!(error, Error::Aborted { .. })), "{errors:?}");
     let all_blame_the_first = errors.iter().all(|e| e.to_string().contains("rank 0 failed: first"));
     assert!(all_blame_the_first, "{errors:?}");
+}
+
+#[test]
+fn a_group_that_sends_nothing_fails_after_an_error_all_the_same() {
+    let group = ProcessGroup::single();
+    assert_eq!(group.all_reduce(vec![1u8], ReduceOp::Sum).wait(), Ok(vec![1]));
+    group.abort_signal().raise(0, "it is over");
+    let error = group.all_reduce(vec![1u8], ReduceOp::Sum).wait().expect_err("it has failed");
+    assert!(error.to_string().contains("it is over"), "{error}");
 }

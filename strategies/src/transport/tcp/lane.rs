@@ -12,8 +12,9 @@ use crate::membership::door::close;
 use crate::transport::Frame;
 use crate::transport::wire::{Stream, WireError};
 
-/// Frames that are read before the rank asks for them. When so many wait, the peer's writes do too.
-const READ_AHEAD: usize = 32;
+/// Frames that are read before the rank asks for them. When so many wait, the peer's writes do too. More
+/// would leave the cache before they are combined.
+const READ_AHEAD: usize = 8;
 /// Takes a header and a small payload in one read. Larger payloads are read straight to their place.
 const BUFFER_BYTES: usize = 16 << 10;
 
@@ -93,7 +94,7 @@ impl Drop for Lane {
 /// Ends when all senders are gone, or on the first error: what went wrong is seen by the reader and on
 /// the control connection.
 fn write(mut stream: TcpStream, mut wire: Stream, frames: &Receiver<Frame>, done: Sender<()>) {
-    let is_sent = frames.iter().all(|frame| wire.write(&mut stream, &frame).is_ok());
+    let is_sent = frames.iter().all(|frame| wire.write(&mut stream, frame).is_ok());
     if is_sent {
         let _ = stream.shutdown(Shutdown::Write);
     }

@@ -18,6 +18,7 @@ use crate::membership::dial::Dial;
 use crate::membership::door::{Door, Host, Member};
 use crate::membership::handshake::{Claim, Keys, Purpose, Refusal, Settings};
 use crate::store::{FAILURE, Store};
+use crate::transport::Pool;
 use crate::transport::integrity::{Integrity, Seal};
 use crate::transport::wire::Stream;
 
@@ -209,6 +210,7 @@ fn assemble(
         Integrity::Crc => Seal::crc(),
         _ => Seal::keyed(key),
     };
+    let pool = Pool::default();
     let mut links: Vec<Link> = (0..world).map(|_| Link::default()).collect();
     let mut controls = vec![];
     // In the order of their names, so that a link's sockets are numbered alike on both sides.
@@ -217,8 +219,8 @@ fn assemble(
             controls.push(Control { peer, stream, keys });
             continue;
         }
-        let outgoing = Stream::new(seal(keys.outgoing));
-        let incoming = Stream::new(seal(keys.incoming));
+        let outgoing = Stream::new(seal(keys.outgoing), &pool);
+        let incoming = Stream::new(seal(keys.incoming), &pool);
         let lane = Lane::start(stream, outgoing, incoming, &format!("peer-{peer}"));
         links[peer].lanes.push(lane.map_err(cannot)?);
     }
@@ -226,7 +228,7 @@ fn assemble(
     let heartbeat = options.heartbeat;
     let rhythm = Rhythm { rank, heartbeat, patience: options.join_timeout + heartbeat };
     let pulse = Pulse::start(controls, world, rhythm, &abort).map_err(cannot)?;
-    Ok(Endpoint { rank, links, pulse, abort, heartbeat })
+    Ok(Endpoint { rank, links, pulse, pool, abort, heartbeat })
 }
 
 /// Lets in the ranks above this one.

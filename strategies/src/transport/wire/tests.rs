@@ -1,3 +1,5 @@
+use half::{bf16, f16};
+
 use super::*;
 
 fn description(operation: Operation, dtype: Dtype) -> Description {
@@ -20,14 +22,15 @@ fn frames() -> Vec<Frame> {
         Operation::Barrier,
         Operation::Send,
     ];
+    let pool = Pool::default();
     let payloads = [
-        (Dtype::F32, Payload::F32(vec![1.5, f32::NAN, -0.0])),
-        (Dtype::F64, Payload::F64(vec![1.5, f64::INFINITY])),
-        (Dtype::F16, Payload::F16(vec![f16::from_f32(0.1)])),
-        (Dtype::Bf16, Payload::Bf16(vec![bf16::from_f32(0.1); 3])),
-        (Dtype::I32, Payload::I32(vec![i32::MIN, 5])),
-        (Dtype::I64, Payload::I64(vec![i64::MAX])),
-        (Dtype::U8, Payload::U8(vec![])),
+        (Dtype::F32, pool.copy_of(&[1.5f32, f32::NAN, -0.0])),
+        (Dtype::F64, pool.copy_of(&[1.5f64, f64::INFINITY])),
+        (Dtype::F16, pool.copy_of(&[f16::from_f32(0.1)])),
+        (Dtype::Bf16, pool.copy_of(&[bf16::from_f32(0.1); 3])),
+        (Dtype::I32, pool.copy_of(&[i32::MIN, 5])),
+        (Dtype::I64, pool.copy_of(&[i64::MAX])),
+        (Dtype::U8, pool.copy_of(&[0u8; 0])),
     ];
     operations
         .into_iter()
@@ -46,25 +49,25 @@ fn seals() -> [Seal; 2] {
 
 fn written(seal: &Seal, frames: &[Frame]) -> Vec<u8> {
     let mut wire = Vec::new();
-    let mut stream = Stream::new(seal.clone());
-    frames.iter().for_each(|frame| stream.write(&mut wire, frame).expect("a frame"));
+    let mut stream = Stream::new(seal.clone(), &Pool::default());
+    frames.iter().for_each(|frame| stream.write(&mut wire, frame.clone()).expect("a frame"));
     wire
 }
 
 fn first_of(seal: &Seal, mut wire: &[u8]) -> Result<Frame, WireError> {
-    Stream::new(seal.clone()).read(&mut wire)
+    Stream::new(seal.clone(), &Pool::default()).read(&mut wire)
 }
 
 #[test]
 fn every_operation_and_type_survives_the_wire() {
     for seal in seals() {
         let wire = written(&seal, &frames());
-        let (mut wire, mut stream) = (&wire[..], Stream::new(seal));
+        let (mut wire, mut stream) = (&wire[..], Stream::new(seal, &Pool::default()));
         for sent in frames() {
             let received = stream.read(&mut wire).expect("a frame");
             assert_eq!(received.description, sent.description);
             // NaN is not equal to itself, its bytes are.
-            assert_eq!(bytes(&received.payload), bytes(&sent.payload));
+            assert_eq!(received.payload.bytes(), sent.payload.bytes());
         }
         assert!(matches!(stream.read(&mut wire), Err(WireError::Closed)));
     }
@@ -95,10 +98,10 @@ impl Read for Trickle<'_> {
 #[test]
 fn frames_may_come_in_pieces() {
     let mut writer = Trickle(vec![], &[]);
-    let mut stream = Stream::new(Seal::crc());
-    frames().iter().for_each(|frame| stream.write(&mut writer, frame).expect("a frame"));
+    let mut stream = Stream::new(Seal::crc(), &Pool::default());
+    frames().into_iter().for_each(|frame| stream.write(&mut writer, frame).expect("a frame"));
     assert_eq!(writer.0, written(&Seal::crc(), &frames()));
-    let mut stream = Stream::new(Seal::crc());
+    let mut stream = Stream::new(Seal::crc(), &Pool::default());
     let mut reader = Trickle(vec![], &writer.0);
     for sent in frames() {
         let received = stream.read(&mut reader).expect("a frame");
@@ -129,7 +132,7 @@ fn lost_repeated_and_forged_frames_are_noticed() {
         let lost = first_of(&seal, &twice[once.len()..]).expect_err("the first is missing");
         assert!(lost.to_string().contains("lost"), "{lost}");
         let repeated = [&once[..], &once].concat();
-        let (mut wire, mut stream) = (&repeated[..], Stream::new(seal));
+        let (mut wire, mut stream) = (&repeated[..], Stream::new(seal, &Pool::default()));
         stream.read(&mut wire).expect("the first");
         assert!(stream.read(&mut wire).is_err(), "a repetition");
     }
@@ -155,7 +158,7 @@ fn a_length_out_of_range_is_refused_before_anything_is_allocated() {
         // Under a right tag, as a lying member would send it.
         let tag = Seal::crc().tag(&wire[..FIELDS + TAG_BYTES]);
         wire[FIELDS + TAG_BYTES..].copy_from_slice(tag.as_bytes());
-        let outcome = Stream::new(Seal::crc()).read(&mut HeaderOnly(&wire));
+        let outcome = Stream::new(Seal::crc(), &Pool::default()).read(&mut HeaderOnly(&wire));
         assert!(matches!(outcome, Err(WireError::Damaged(_))), "{len}: {outcome:?}");
     }
 }
