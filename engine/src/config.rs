@@ -19,9 +19,10 @@ pub struct TrainerConfig {
     pub strategy: String,
     /// `cpu` (the default), `gpu`, `wgpu`, `vulkan`, `cuda`, `auto`.
     pub accelerator: String,
-    /// Ranks on this node, at most 256. On a GPU all of them share the first one. Default 1.
+    /// Ranks on this node. As threads at most 256, and on a GPU all of them share the first one; where
+    /// each is a process, `WORLD_SIZE` counts them and this may stay at 1. Default 1.
     pub devices: usize,
-    /// Nodes. Only 1 in this version.
+    /// Nodes. More than 1 needs one process per rank. Default 1.
     pub num_nodes: usize,
     /// `32-true` in this version.
     pub precision: String,
@@ -63,7 +64,7 @@ pub struct TrainerConfig {
     /// One step and one validation batch, and nothing written.
     pub fast_dev_run: bool,
     /// Refuse what makes two runs differ. Every kernel of this version is deterministic; Burn's
-    /// `Dropout` is not on several ranks of one process, which share its generator.
+    /// `Dropout` is not on several ranks that are threads, which share their process's generator.
     pub deterministic: bool,
     /// Steps between two lines on the terminal. Default 10.
     pub log_every_n_steps: u64,

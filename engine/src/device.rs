@@ -189,4 +189,14 @@ mod tests {
         }
         assert!("auto".parse::<Accelerator>().is_ok());
     }
+
+    #[test]
+    fn every_local_rank_has_a_device_where_there_is_one() {
+        for accelerator in [Accelerator::Cpu, Accelerator::Wgpu] {
+            let found = accelerator.device().map(drop);
+            for local_rank in [1, 2, 7] {
+                assert_eq!(accelerator.device_of(local_rank).map(drop), found, "{accelerator}");
+            }
+        }
+    }
 }

@@ -3,8 +3,10 @@
 //! A [`TrainModule`] says how to build a model and what a step computes, a [`DataModule`] where the
 //! batches come from, and a [`Trainer`] runs them on any number of ranks.
 //!
-//! In reading order: `step` (one optimizer step, from top to bottom), [`trainer`] (the loop around it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked
-//! once), [`checkpoint`], and [`gpt`], the model that the `pyroclast` binary trains.
+//! In reading order: `step` (one optimizer step, from top to bottom), [`trainer`] (the loop around
+//! it), [`data`] (which rank sees which sample), [`plan`] (configuration, checked once),
+//! [`environment`] (whether this process is one of several ranks), [`checkpoint`], [`mod@bench`], and
+//! [`gpt`], the model that the `pyroclast` binary trains.
 
 pub mod bench;
 pub mod callback;

@@ -1,6 +1,8 @@
 //! From what the user wrote to what will run: every check happens here, once, and all mistakes are
 //! reported together.
 
+mod check;
+
 use std::path::PathBuf;
 
 use burn::tensor::Device;
@@ -11,8 +13,9 @@ use serde::Serialize;
 use crate::config::TrainerConfig;
 use crate::device::Accelerator;
 use crate::environment::{Environment, ProcessRank};
-use crate::error::{Error, Mistake};
-use crate::schedule::{Decay, Schedule};
+use crate::error::Error;
+use crate::schedule::Schedule;
+use check::Check;
 
 /// How ranks share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,195 +167,6 @@ fn resume(config: &TrainerConfig) -> Resume {
         None => Resume::Never,
         Some("auto") => Resume::IfPresent,
         Some(path) => Resume::From(PathBuf::from(path)),
-    }
-}
-
-/// Ranks that one process may have: they are threads, each with a connection to every other.
-const MAX_RANKS: usize = 256;
-
-/// How ranks on several machines, or in several processes, are started.
-pub const SET_RANKS: &str = "start one process per rank, with RANK and WORLD_SIZE set, and \
-                             MASTER_ADDR naming rank 0's machine";
-
-/// Micro-batches of a step.
-const MAX_MICRO_BATCHES: usize = 1 << 20;
-
-/// Collects mistakes.
-#[derive(Default)]
-struct Check(Vec<Mistake>);
-
-/// Strategies that Lightning or DeepSpeed users may ask for and that this version does not build.
-const STRATEGIES_NOT_YET: [&str; 9] = [
-    "fsdp",
-    "fsdp_cpu_offload",
-    "zero1",
-    "zero2",
-    "zero3",
-    "deepspeed",
-    "ddp_spawn",
-    "hybrid_shard",
-    "deepspeed_stage_",
-];
-
-impl Check {
-    fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
-        self.0.push(Mistake::new(setting, problem));
-    }
-
-    fn parse<T, E: ToString>(&mut self, setting: &str, parsed: Result<T, E>) -> Option<T> {
-        parsed.map_err(|error| self.mistake(setting, error.to_string())).ok()
-    }
-
-    /// The number of ranks: where they are processes, the environment says it.
-    fn world(&mut self, config: &TrainerConfig, process: Option<&ProcessRank>) -> usize {
-        let TrainerConfig { devices, num_nodes, .. } = *config;
-        if devices == 0 {
-            self.mistake("devices", "0 ranks cannot train; use 1 or more");
-        }
-        let Some(process) = process else {
-            if devices > MAX_RANKS {
-                let problem = format!("{devices} ranks in one process; the limit is {MAX_RANKS}");
-                self.mistake("devices", problem);
-            }
-            if num_nodes != 1 {
-                let problem = format!("{num_nodes} nodes: {SET_RANKS}; or use 1");
-                self.mistake("num_nodes", problem);
-            }
-            return devices;
-        };
-        let world = process.world;
-        if (devices, num_nodes) != (1, 1) && devices.checked_mul(num_nodes) != Some(world) {
-            let asked = format!("{devices} devices on each of {num_nodes} nodes");
-            let advice = "make them agree, or leave devices and num_nodes out";
-            self.mistake("devices", format!("{asked}, but WORLD_SIZE is {world}; {advice}"));
-        }
-        world
-    }
-
-    fn strategy(&mut self, config: &TrainerConfig, world: usize) -> Option<Strategy> {
-        match config.strategy.as_str() {
-            "auto" if world > 1 => Some(Strategy::Ddp),
-            "auto" => Some(Strategy::Single),
-            "ddp" => Some(Strategy::Ddp),
-            "single" if world > 1 => {
-                let problem = format!("`single` is for one rank, but there are {world}; use `ddp`");
-                self.mistake("strategy", problem);
-                None
-            }
-            "single" => Some(Strategy::Single),
-            name if STRATEGIES_NOT_YET.iter().any(|known| name.starts_with(known)) => {
-                self.mistake("strategy", format!("`{name}` is not in this version; use `ddp`"));
-                None
-            }
-            name => {
-                let known = "auto, single, ddp";
-                self.mistake("strategy", format!("unknown strategy `{name}`; there are {known}"));
-                None
-            }
-        }
-    }
-
-    fn optimizer(&mut self, config: &TrainerConfig) -> Option<Optimizer> {
-        let TrainerConfig { beta1, beta2, eps, momentum, .. } = *config;
-        match config.optimizer.as_str() {
-            "adamw" => {
-                let weight_decay = config.weight_decay.unwrap_or(0.01);
-                Some(Optimizer::AdamW { beta1, beta2, eps, weight_decay })
-            }
-            "sgd" => {
-                let weight_decay = config.weight_decay.unwrap_or(0.0);
-                Some(Optimizer::Sgd { momentum, nesterov: config.nesterov, weight_decay })
-            }
-            name => {
-                self.mistake(
-                    "optimizer",
-                    format!("unknown optimizer `{name}`; there are adamw, sgd"),
-                );
-                None
-            }
-        }
-    }
-
-    fn schedule(&mut self, config: &TrainerConfig) -> Option<Schedule> {
-        let decay = match config.schedule.as_str() {
-            "constant" => Decay::Constant,
-            "linear" => Decay::Linear,
-            "cosine" => Decay::Cosine,
-            name => {
-                let known = "constant, linear, cosine";
-                self.mistake("schedule", format!("unknown schedule `{name}`; there are {known}"));
-                return None;
-            }
-        };
-        Some(Schedule { lr: config.lr, warmup_steps: config.warmup_steps, decay })
-    }
-
-    fn limits(&mut self, config: &TrainerConfig) {
-        if config.max_steps.is_none() && config.max_epochs.is_none() && !config.fast_dev_run {
-            self.mistake("max_steps", "a run needs an end: set max_steps or max_epochs");
-        }
-        for (setting, limit) in [("max_steps", config.max_steps), ("max_epochs", config.max_epochs)]
-        {
-            if limit == Some(0) {
-                self.mistake(setting, "0 would train nothing; use 1 or more");
-            }
-        }
-        let accumulate = config.accumulate_grad_batches;
-        if accumulate == 0 || accumulate > MAX_MICRO_BATCHES {
-            let limit = format!("it must be 1 to {MAX_MICRO_BATCHES}");
-            self.mistake(
-                "accumulate_grad_batches",
-                format!("{accumulate} is out of range; {limit}"),
-            );
-        }
-        if config.limit_val_batches == Some(0) {
-            self.mistake("limit_val_batches", "0 is no validation; use val_check_interval 0");
-        }
-        if config.gradient_clip_algorithm != "norm" {
-            let name = &config.gradient_clip_algorithm;
-            self.mistake(
-                "gradient_clip_algorithm",
-                format!("`{name}` is not in this version; use `norm`"),
-            );
-        }
-        if config.fast_dev_run && config.resume.is_some() {
-            self.mistake(
-                "resume",
-                "fast_dev_run takes one step from the beginning; set one of them",
-            );
-        }
-        if config.resume.as_deref() == Some("auto") && config.out.is_none() {
-            self.mistake("resume", "`auto` looks for checkpoints under `out`, which is not set");
-        }
-    }
-
-    fn ranges(&mut self, config: &TrainerConfig) {
-        let unit = |v: f64| (0.0..1.0).contains(&v);
-        let not_negative = |v: f64| v.is_finite() && v >= 0.0;
-        let checks: [(&str, f64, bool, &str); 7] = [
-            ("lr", config.lr, config.lr.is_finite() && config.lr > 0.0, "above 0"),
-            ("beta1", config.beta1, unit(config.beta1), "at least 0 and below 1"),
-            ("beta2", config.beta2, unit(config.beta2), "at least 0 and below 1"),
-            ("eps", config.eps, config.eps.is_finite() && config.eps > 0.0, "above 0"),
-            ("momentum", config.momentum, unit(config.momentum), "at least 0 and below 1"),
-            (
-                "weight_decay",
-                config.weight_decay.unwrap_or(0.0),
-                not_negative(config.weight_decay.unwrap_or(0.0)),
-                "0 or more",
-            ),
-            (
-                "gradient_clip_val",
-                config.gradient_clip_val.unwrap_or(0.0),
-                not_negative(config.gradient_clip_val.unwrap_or(0.0)),
-                "0 (off) or more",
-            ),
-        ];
-        for (setting, value, holds, limit) in checks {
-            if !holds {
-                self.mistake(setting, format!("{value} is out of range; it must be {limit}"));
-            }
-        }
     }
 }
 

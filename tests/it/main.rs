@@ -18,6 +18,9 @@ mod network;
 /// Bytes from outside break nothing.
 mod fuzz;
 
+/// A user's own training with each rank a process.
+mod processes;
+
 /// A user's own module and data, with metrics, groups, odd sizes and uneven data.
 mod own_model;
 

@@ -272,7 +272,8 @@ impl Measurement {
         if let Some(CopyRate { threads, stores, gb_s }) = rate.filter(|_| self.world > 1) {
             let moved = collective.buffers_moved(self.world);
             let limit = gb_s * collective.bus_factor(self.world) / moved;
-            let copy = format!("memory copy by {threads} threads, {stores} stores, {gb_s:.1} GB/s");
+            let noun = if *threads == 1 { "thread" } else { "threads" };
+            let copy = format!("memory copy by {threads} {noun}, {stores} stores, {gb_s:.1} GB/s");
             self.limit = Some(limit);
             self.limit_source = Some(format!("{copy}, shared by all ranks"));
             self.fraction_of_limit = Some(self.busbw_gb_s / limit);
@@ -348,7 +349,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_measured_is_refused_by_name() {
-        let table: [(&str, &str, fn(&mut Workload)); 6] = [
+        type Change = fn(&mut Workload);
+        let table: [(&str, &str, Change); 6] = [
             ("sizes", "no multiple of the 4 bytes", |w| w.sizes = vec![6]),
             ("sizes", "use a multiple of 12 B", |w| w.sizes = vec![8]),
             ("sizes", "too large", |w| w.sizes = vec![12 << 50]),

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pyroclast::environment::SET_RANKS;
 use pyroclast::gpt::GptConfig;
-use pyroclast::plan::SET_RANKS;
 use pyroclast::{Environment, Error, Mistake, ProcessRank, TrainerConfig, environment};
 use serde::{Deserialize, Serialize};
 use toml::Table;
