@@ -24,9 +24,16 @@ impl ProcessGroup {
             // Lengths differ, so what the ranks agree on is first the world and then the sum.
             call.description = Description { elements: world, ..description };
             call.run(plan::all_gather(world, world, rank), &mut lengths)?;
-            let ranges = consecutive(&lengths);
+            // What the others say is believed only as far as there is memory for it.
+            let too_much = || format!("ranks bring {lengths:?} elements of {}", T::DTYPE);
+            let Some(ranges) = consecutive(&lengths) else {
+                return call.refuse(Some(too_much())).map(|()| vec![]);
+            };
             let elements = ranges.last().map_or(0, |last| last.end);
-            let mut buffer = vec![T::ZERO; elements];
+            let mut buffer = vec![];
+            let has_room = buffer.try_reserve_exact(elements).is_ok();
+            call.refuse((!has_room).then(too_much))?;
+            buffer.resize(elements, T::ZERO);
             buffer[ranges[rank].clone()].copy_from_slice(&part);
             call.description = Description { elements, ..description };
             call.run(plan::all_gather_ranges(&ranges, rank), &mut buffer)?;
@@ -114,12 +121,25 @@ impl ProcessGroup {
 }
 
 /// Ranges of these lengths, one after the other.
-fn consecutive(lengths: &[i64]) -> Vec<Range<usize>> {
-    let mut end = 0;
+fn consecutive(lengths: &[i64]) -> Option<Vec<Range<usize>>> {
+    let mut end = 0usize;
     let range = |len: &i64| {
         let start = end;
-        end += usize::try_from(*len).unwrap_or_default();
-        start..end
+        end = end.checked_add(usize::try_from(*len).ok()?)?;
+        Some(start..end)
     };
     lengths.iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_none_can_have_are_no_ranges() {
+        assert_eq!(consecutive(&[2, 0, 3]), Some(vec![0..2, 2..2, 2..5]));
+        for lengths in [[-1, 1], [i64::MAX, i64::MAX], [0, i64::MIN]] {
+            assert!(consecutive(&lengths).is_none_or(|r| r[1].end > usize::MAX / 2), "{lengths:?}");
+        }
+    }
 }
