@@ -22,7 +22,10 @@ pub struct CopyLimits {
     pub buffer_bytes: usize,
     /// Bytes of the largest cache; `None` where the system does not tell.
     pub cache_bytes: Option<usize>,
-    /// Each kind of copy. Non-temporal ones are missing where the processor has none.
+    /// The instruction set of the non-temporal stores; `None` where the processor has none that are
+    /// known, and such copies were not measured.
+    pub non_temporal: Option<&'static str>,
+    /// Each kind of copy.
     pub rates: Vec<CopyRate>,
 }
 
@@ -57,8 +60,8 @@ impl CopyLimits {
             .build()
             .map_err(|e| Error::io("starting", "the copying threads")(std::io::Error::other(e)))?;
         let (source, mut target) = (vec![1.0; len], vec![0.0; len]);
-        let streaming = NonTemporal::detect();
-        let kinds = [Some(Stores::Normal), streaming.map(Stores::NonTemporal)];
+        let non_temporal = NonTemporal::detect();
+        let kinds = [Some(Stores::Normal), non_temporal.map(Stores::NonTemporal)];
         let mut rates = Vec::new();
         for stores in kinds.into_iter().flatten() {
             let one = median_seconds(|| copy(&mut target, &source, stores));
@@ -70,7 +73,9 @@ impl CopyLimits {
                 rates.push(CopyRate { threads, stores: name(stores), gb_s });
             }
         }
-        Ok(Self { buffer_bytes: size_of_val(&source[..]), cache_bytes, rates })
+        let buffer_bytes = size_of_val(&source[..]);
+        let non_temporal = non_temporal.map(NonTemporal::name);
+        Ok(Self { buffer_bytes, cache_bytes, non_temporal, rates })
     }
 
     /// The fastest kind of copy.

@@ -238,6 +238,9 @@ impl Bench {
             let noun = if *threads == 1 { "thread" } else { "threads" };
             say(&format!("  {threads:>3} {noun:<7}  {stores:<22} {gb_s:>6.1} GB/s"));
         }
+        if limits.non_temporal.is_none() {
+            say("  this processor has no non-temporal stores that are known here");
+        }
         let (op, bytes, time, limit) = ("op", "bytes", "time", "of limit");
         say(&format!(
             "\n{op:<15} {bytes:>9} {time:>12} {:>12} {:>12} {limit:>9}",
