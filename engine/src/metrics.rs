@@ -167,7 +167,7 @@ mod tests {
             tokens: step * 10,
             tokens_per_s: None,
             step_ms: None,
-            peak_rss_bytes: peak_rss_bytes(),
+            peak_rss_bytes: Some(1 << 20),
             peak_device_bytes: None,
             named: [("accuracy".to_owned(), Some(0.5)), ("perplexity".to_owned(), None)].into(),
         }
