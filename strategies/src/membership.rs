@@ -1,7 +1,7 @@
 //! Who belongs to a job: ranks that know its secret.
 //!
-//! A connection begins with a [handshake](handshake) in which both sides prove that they know the
-//! secret without sending it; what follows on control connections is a [channel](channel) whose
+//! A connection begins with a [`handshake`] in which both sides prove that they know the
+//! secret without sending it; what follows on control connections is a channel whose
 //! messages are keyed by that handshake. All hashing is BLAKE3's keyed mode and key derivation.
 
 pub(crate) mod channel;

@@ -104,8 +104,11 @@ pub(super) fn connect(
     let expected = (world - 1) * (1 + options.sockets_per_peer);
     receive(&mut connections, expected, &arrived, place, store.as_ref(), deadline)?;
     let endpoint = assemble(place, connections, integrity, options)?;
-    store.set(&format!("ready/{rank}"), &[])?;
+    let told = store.set(&format!("ready/{rank}"), &[]);
+    // Rank 0 leaves once it has heard that from all, perhaps before the last one has its answer. What
+    // else ends rank 0 is seen on the control connection to it.
     if rank == 0 {
+        told?;
         // The host of the store must not leave while others still need it.
         for peer in 1..world {
             store.get(&format!("ready/{peer}"), deadline)?;
