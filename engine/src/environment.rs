@@ -22,7 +22,9 @@ use std::time::Duration;
 
 use pyroclast_strategies::membership::JobSecret;
 use pyroclast_strategies::transport::Integrity;
-use pyroclast_strategies::transport::tcp::{self, MAX_SOCKETS, TcpOptions};
+use pyroclast_strategies::transport::tcp::{
+    self, MAX_SOCKETS, MAX_WORLD, MIN_HEARTBEAT, TcpOptions,
+};
 use pyroclast_strategies::{GroupOptions, ProcessGroup};
 
 use crate::error::{Error, Mistake};
@@ -31,14 +33,12 @@ use crate::error::{Error, Mistake};
 pub const SET_RANKS: &str = "start one process per rank, with RANK and WORLD_SIZE set, and \
                              MASTER_ADDR naming rank 0's machine";
 
-/// Ranks of a job: each is connected to every other.
-const MAX_WORLD: usize = 1024;
-
 /// Shortest time that a rank waits for another.
 const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// Shortest time after which a silent rank counts as stopped.
-const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
+/// Variables that other launchers set, too.
+const RANK_VARIABLES: [&str; 6] =
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 
 /// What a process finds in its environment.
 #[derive(Clone, Debug, Default)]
@@ -73,6 +73,17 @@ impl Environment {
     ///
     /// [`Error::Config`] with every mistake in it.
     pub fn of_process() -> Result<Self, Error> {
+        // Read as if it were text, a binary secret would lose most of itself.
+        let unreadable = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?;
+            let is_ours = name.starts_with("PYROCLAST_") || RANK_VARIABLES.contains(&&*name);
+            (is_ours && value.to_str().is_none())
+                .then(|| Mistake::new(name, "is not UTF-8 text; encode it, as base64 does"))
+        });
+        let unreadable: Vec<Mistake> = unreadable.collect();
+        if !unreadable.is_empty() {
+            return Err(Error::Config(unreadable));
+        }
         Self::read(variable).map_err(Error::Config)
     }
 
@@ -86,7 +97,7 @@ impl Environment {
         let timeout = reader.seconds("PYROCLAST_TIMEOUT", MIN_TIMEOUT);
         let mut process = reader.process();
         if let (Some(process), Some(timeout)) = (&mut process, timeout) {
-            process.tcp.join_timeout = timeout;
+            (process.tcp.join_timeout, process.tcp.linger) = (timeout, timeout);
         }
         let environment = Self { process, timeout };
         match reader.mistakes.is_empty() {

@@ -1,7 +1,5 @@
 //! What can go wrong between ranks and in a model's layout.
 
-use std::time::Duration;
-
 use crate::description::Description;
 
 /// Errors of this crate.
@@ -30,20 +28,18 @@ pub enum Error {
         /// The collective that this rank was in.
         waiting_in: Description,
     },
-    /// A peer sent nothing before the deadline.
+    /// A collective did not end before its deadline.
     #[error(
-        "rank {rank} waited {waited:?} for rank {peer} in {waiting_in}; \
+        "rank {rank} waited for rank {peer} in {waiting_in} until the deadline; \
          a longer limit is set by PYROCLAST_TIMEOUT"
     )]
     Timeout {
         /// This rank.
         rank: usize,
-        /// The silent rank.
+        /// The rank that it waited for, which may itself wait for another.
         peer: usize,
         /// The collective that this rank was in.
         waiting_in: Description,
-        /// How long it waited.
-        waited: Duration,
     },
     /// Frames of a peer stopped coming although the peer is alive.
     #[error("rank {rank} lost the connection for frames to rank {peer} in {waiting_in}")]

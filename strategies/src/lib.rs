@@ -16,6 +16,7 @@ pub mod abort;
 mod buckets;
 pub mod collectives;
 pub mod data_parallel;
+mod deadline;
 mod description;
 mod error;
 pub mod group;

@@ -33,9 +33,16 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`Error::Membership`] if there is none at the deadline, a rank [failed](Store::fail) while this
-    /// one waited, or the store is gone.
+    /// [`Error::Membership`] if there is none at the deadline, a rank has [failed](Store::fail), or the
+    /// store is gone.
     fn get(&self, name: &str, deadline: Instant) -> Result<Vec<u8>, Error>;
+
+    /// Why a rank cannot join, if one has [failed](Store::fail).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Membership`] if the store is gone.
+    fn failure(&self) -> Result<Option<String>, Error>;
 
     /// Ends the wait of all ranks with the reason why this one cannot join.
     fn fail(&self, rank: usize, reason: &str) {
@@ -79,7 +86,11 @@ fn absent(name: &str, waited: Duration) -> Error {
 }
 
 fn failed(reason: &[u8]) -> Error {
-    Error::Membership(String::from_utf8_lossy(reason).into_owned())
+    Error::Membership(text(reason))
+}
+
+fn text(reason: &[u8]) -> String {
+    String::from_utf8_lossy(reason).into_owned()
 }
 
 #[cfg(test)]

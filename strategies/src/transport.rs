@@ -22,6 +22,9 @@ mod faults;
 /// Most bytes of payload in one frame. What claims to be larger is refused before it is read.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
 
+/// Most frames that wait for one peer when a collective begins.
+pub const MAX_BACKLOG: usize = 64;
+
 /// One message: a segment of a buffer, and the collective that it belongs to as its sender sees it.
 #[derive(Clone, Debug)]
 pub struct Frame {
@@ -46,18 +49,25 @@ pub trait Transport: Send + std::fmt::Debug {
     /// Buffers for frames. Whoever is done with a frame puts its payload there.
     fn pool(&self) -> &Pool;
 
+    /// A peer for which more than [`MAX_BACKLOG`] frames wait, if there is one. Sending never waits,
+    /// since within one collective two ranks may send to each other before either receives; so a rank
+    /// looks here before it begins the next one.
+    fn crowded(&self) -> Option<usize>;
+
     /// Hands `frame` over for `peer`. Does not wait for the peer to receive it.
     ///
     /// # Errors
     ///
-    /// [`Error::Aborted`] or [`Error::PeerLeft`].
+    /// [`Error::Aborted`], [`Error::PeerLeft`], [`Error::Disconnected`], or [`Error::Misuse`] for a
+    /// frame of more than [`MAX_FRAME_BYTES`].
     fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error>;
 
     /// The next frame from `peer`. `waiting_in` is what errors say this rank is doing.
     ///
     /// # Errors
     ///
-    /// [`Error::Aborted`], [`Error::PeerLeft`], or [`Error::Timeout`] at the deadline.
+    /// [`Error::Aborted`], [`Error::PeerLeft`], [`Error::Disconnected`], [`Error::Damaged`], or
+    /// [`Error::Timeout`] at the deadline.
     fn recv(
         &mut self,
         peer: usize,

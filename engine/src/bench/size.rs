@@ -10,11 +10,9 @@ const UNITS: [(&str, usize); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1
 /// What is wrong with it.
 pub fn parse(text: &str) -> Result<usize, String> {
     let text = text.trim();
-    let unit = UNITS.iter().find(|(suffix, _)| text.ends_with(suffix));
-    let (number, scale) = match unit {
-        Some((suffix, scale)) => (text.trim_end_matches(suffix).trim_end(), *scale),
-        None => (text, 1),
-    };
+    let with_unit = |(suffix, scale): &(&str, usize)| Some((text.strip_suffix(suffix)?, *scale));
+    let (number, scale) = UNITS.iter().find_map(with_unit).unwrap_or((text, 1));
+    let number = number.trim_end();
     let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(scale));
     bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
         format!("`{text}` is no size; write a whole number above 0 and B, KiB, MiB or GiB")
@@ -50,7 +48,9 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "B", "0", "0KiB", "-1", "1.5MiB", "4kb", "4KB", "99999999999999GiB"] {
+        for text in
+            ["", "B", "4KiBKiB", "0", "0KiB", "-1", "1.5MiB", "4kb", "4KB", "99999999999999GiB"]
+        {
             assert!(parse(text).is_err_and(|problem| problem.contains(text)), "{text}");
         }
     }

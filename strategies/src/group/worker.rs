@@ -11,12 +11,13 @@ use super::roster::Roster;
 use crate::abort::AbortSignal;
 use crate::collectives::plan::Plan;
 use crate::collectives::{Element, Run, execute};
+use crate::deadline;
 use crate::description::{Description, GroupId};
 use crate::error::Error;
 use crate::transport::{Frame, Pool, Transport};
 
-/// Ten years: as good as none, and far from the end of the clock.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// How often a rank looks whether others have caught up with what it has sent.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What runs on the communication thread.
 pub(super) type Job = Box<dyn FnOnce(&mut Counted) + Send>;
@@ -104,15 +105,33 @@ impl Call<'_> {
             .segment_bytes
             .unwrap_or_else(|| options.costs.segment_bytes(plan.pipeline, size_of::<T>()));
         let mut run = Run {
-            deadline: Instant::now() + options.timeout.min(LONGEST_TIMEOUT),
+            deadline: deadline::after(options.timeout),
             transport: self.transport,
             description: self.description,
             segment: (segment_bytes / size_of::<T>()).max(1),
         };
+        wait_for_room(&mut run)?;
         // In the group of all ranks every rank is its own member.
         let plan = if *id == GroupId::WORLD { plan } else { plan.placed(0, |rank| members[rank]) };
         execute(&plan, buffer, &mut run)
     }
+}
+
+/// A rank that only sends would otherwise run ahead of the others, and fill its memory.
+fn wait_for_room(run: &mut Run<'_>) -> Result<(), Error> {
+    let Run { transport, description, deadline, .. } = run;
+    let (rank, waiting_in) = (transport.rank(), *description);
+    while let Some(peer) = transport.crowded() {
+        if Instant::now() >= *deadline {
+            return Err(Error::Timeout { rank, peer, waiting_in });
+        }
+        // The channel carries nothing: this waits for a while, or until a rank fails.
+        let _ = transport.abort_signal().raised().recv_timeout(LOOK);
+        if let Some(failure) = transport.abort_signal().failure() {
+            return Err(failure.seen_by(rank, waiting_in));
+        }
+    }
+    Ok(())
 }
 
 /// Counts what passes through a transport.
@@ -133,6 +152,10 @@ impl Transport for Counted {
 
     fn abort_signal(&self) -> &AbortSignal {
         self.inner.abort_signal()
+    }
+
+    fn crowded(&self) -> Option<usize> {
+        self.inner.crowded()
     }
 
     fn pool(&self) -> &Pool {

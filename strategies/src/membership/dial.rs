@@ -16,38 +16,41 @@ use crate::error::Error;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest attempt: a packet to a machine that is off gets no answer at all.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// How often a member that hangs up is tried again. It may have been short of descriptors.
-const HANG_UPS: usize = 3;
+/// How long a member that hangs up is tried again. It may be short of descriptors, or besieged.
+const HANG_UPS: Duration = Duration::from_secs(2);
 
 /// Whom to connect to, and how.
-#[derive(Debug)]
 pub(crate) struct Dial<'a> {
     pub(crate) address: SocketAddr,
     /// Own address to connect from.
     pub(crate) from: Option<IpAddr>,
     pub(crate) secret: &'a JobSecret,
     pub(crate) deadline: Instant,
+    /// Asked between two attempts.
+    pub(crate) may_go_on: &'a dyn Fn() -> Result<(), Error>,
 }
 
 impl Dial<'_> {
     /// Connects as the member that `claim` says. Tries until the deadline while nobody listens.
     pub(crate) fn connect(&self, claim: &Claim) -> Result<(TcpStream, Keys), Error> {
         let started = Instant::now();
-        let mut hang_ups = 0;
+        let mut hung_up = None;
         loop {
             let error = match self.attempt(claim) {
                 Ok(connected) => return Ok(connected),
                 Err(error) => error,
             };
-            hang_ups += usize::from(matches!(error, HandshakeError::Closed));
             let may_pass = match &error {
-                HandshakeError::Io(_) => true,
-                HandshakeError::Closed => hang_ups < HANG_UPS,
+                HandshakeError::Io(error) => !is_out_of_files(error),
+                HandshakeError::Closed => {
+                    hung_up.get_or_insert_with(Instant::now).elapsed() < HANG_UPS
+                }
                 _ => false,
             };
             if !may_pass || Instant::now() + PAUSE >= self.deadline {
                 return Err(self.failure(claim, &error, started.elapsed()));
             }
+            (self.may_go_on)()?;
             thread::park_timeout(PAUSE);
         }
     }
@@ -78,10 +81,20 @@ impl Dial<'_> {
     fn failure(&self, claim: &Claim, error: &HandshakeError, waited: Duration) -> Error {
         let Claim { rank, peer, .. } = claim;
         let reached = match error {
+            HandshakeError::Io(error) if is_out_of_files(error) => {
+                "needs more open files than this process may have (raise it with `ulimit -n`)"
+                    .into()
+            }
             HandshakeError::Io(_) => format!("could not be reached within {waited:.0?}"),
             _ => "did not let it in".to_owned(),
         };
         let address = self.address;
         Error::Membership(format!("rank {rank}: rank {peer} at {address} {reached}: {error}"))
     }
+}
+
+/// Whether the process or the system has no descriptor left.
+fn is_out_of_files(error: &io::Error) -> bool {
+    // EMFILE and ENFILE, the same numbers on all Unix systems.
+    cfg!(unix) && matches!(error.raw_os_error(), Some(23 | 24))
 }

@@ -16,7 +16,7 @@ use crate::error::Error;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Unproven connections at a time. One more, and the oldest is dropped: strangers that say nothing
 /// cannot keep members out, whose handshake takes milliseconds.
-const MAX_STRANGERS: usize = 128;
+const MAX_STRANGERS: usize = 256;
 
 /// A member that has been let in.
 #[derive(Debug)]
@@ -51,9 +51,10 @@ struct Strangers {
 }
 
 impl Door {
-    /// Listens on `address`.
+    /// Listens on `address`. `advice` says what to set where it is no address of this machine.
     pub(crate) fn open(
         address: SocketAddr,
+        advice: &str,
         secret: &JobSecret,
         host: Arc<impl Host>,
     ) -> Result<Self, Error> {
@@ -64,7 +65,12 @@ impl Door {
             )));
         }
         let cannot = |error: io::Error| {
-            Error::Membership(format!("listening on {address}: {error}{}", advice(&error)))
+            let advice = match error.kind() {
+                io::ErrorKind::AddrInUse => "; another job uses this port, set another MASTER_PORT",
+                io::ErrorKind::AddrNotAvailable => &format!("; {advice}"),
+                _ => "",
+            };
+            Error::Membership(format!("listening on {address}: {error}{advice}"))
         };
         let listener = TcpListener::bind(address).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
@@ -101,16 +107,6 @@ impl Drop for Door {
     }
 }
 
-fn advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => "; another job uses this port, set another MASTER_PORT",
-        io::ErrorKind::AddrNotAvailable => {
-            "; MASTER_ADDR must be an address of the machine on which rank 0 runs"
-        }
-        _ => "",
-    }
-}
-
 fn answer(
     listener: &TcpListener,
     strangers: &Arc<Strangers>,
@@ -131,12 +127,11 @@ fn answer(
         if !strangers.add(number, &stream) {
             continue;
         }
-        let (strangers, secret, host) = (Arc::clone(strangers), secret.clone(), Arc::clone(host));
-        // A thread that cannot be started is a connection that is dropped; its rank tries again.
-        let _ = thread::Builder::new().name("handshake".to_owned()).spawn(move || {
+        let (known, secret, host) = (Arc::clone(strangers), secret.clone(), Arc::clone(host));
+        let handshake = thread::Builder::new().name("handshake".to_owned()).spawn(move || {
             let mut timed = Timed { stream: &stream, deadline: Instant::now() + PATIENCE };
             let outcome = handshake::accept(&mut timed, &secret, |claim| host.admit(claim));
-            strangers.remove(number);
+            known.remove(number);
             if let Ok((claim, keys)) = outcome
                 && stream.set_read_timeout(None).is_ok()
                 && stream.set_write_timeout(None).is_ok()
@@ -144,6 +139,10 @@ fn answer(
                 host.welcome(Member { claim, keys, stream });
             }
         });
+        // A thread that cannot be started is a connection that is closed; its rank tries again.
+        if handshake.is_err() {
+            strangers.remove(number);
+        }
     }
 }
 

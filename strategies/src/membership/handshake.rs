@@ -197,7 +197,7 @@ pub fn accept(
 
 fn nonce() -> io::Result<[u8; 32]> {
     let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+    getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(nonce)
 }
 

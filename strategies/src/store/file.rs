@@ -55,9 +55,12 @@ impl Store for FileStore {
         // Written under a name of its own first, so that a reader never sees half a value. A hard
         // link fails where its name exists, so only one rank can set a value.
         let draft = self.folder.join(format!(".{token:016x}"));
-        let mut file = fs::File::create_new(&draft).map_err(|e| broken("creating", &draft, &e))?;
-        let outcome = file
-            .write_all(value)
+        let written = fs::File::create_new(&draft).and_then(|mut file| {
+            file.write_all(value)?;
+            // Other machines must not see the name before the value.
+            file.sync_all()
+        });
+        let outcome = written
             .map_err(|error| broken("writing", &draft, &error))
             .and_then(|()| match fs::hard_link(&draft, &path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(match name {
@@ -73,6 +76,10 @@ impl Store for FileStore {
             });
         fs::remove_file(&draft).map_err(|error| broken("removing", &draft, &error))?;
         outcome
+    }
+
+    fn failure(&self) -> Result<Option<String>, Error> {
+        Ok(self.read(FAILURE)?.map(|reason| super::text(&reason)))
     }
 
     fn get(&self, name: &str, deadline: Instant) -> Result<Vec<u8>, Error> {

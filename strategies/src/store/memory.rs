@@ -39,6 +39,10 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    fn failure(&self) -> Result<Option<String>, Error> {
+        Ok(self.values().get(FAILURE).map(|reason| super::text(reason)))
+    }
+
     fn get(&self, name: &str, deadline: Instant) -> Result<Vec<u8>, Error> {
         let started = Instant::now();
         let mut values = self.values();

@@ -5,15 +5,18 @@
 //! ```text
 //! set   1 | length of the name u16 | name | value            -> 0 | or 1 | what is wrong
 //! get   2 | length of the name u16 | name | milliseconds u64 -> 0 | value, or 1 | what is wrong
+//! fail  3 | 0u16                                             -> 0 | why a rank cannot join, or nothing
 //! ```
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{MAX_NAME, MemoryStore, Store};
+use crate::deadline;
 use crate::error::Error;
 use crate::membership::JobSecret;
 use crate::membership::channel::Direction;
@@ -23,6 +26,7 @@ use crate::membership::handshake::{Claim, Keys, Purpose, Refusal, Settings};
 
 const SET: u8 = 1;
 const GET: u8 = 2;
+const FAILURE: u8 = 3;
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
 
@@ -44,8 +48,11 @@ enum Side {
 struct Counter {
     world: u32,
     values: MemoryStore,
-    /// By rank.
-    guests: Mutex<BTreeMap<u32, TcpStream>>,
+    /// By rank; `None` once the store is closed.
+    guests: Mutex<Option<BTreeMap<u32, TcpStream>>>,
+    /// Requests that have been read and not been answered.
+    open: Mutex<usize>,
+    answered: Condvar,
 }
 
 #[derive(Debug)]
@@ -65,9 +72,15 @@ impl TcpStore {
     /// is no secret.
     pub fn host(address: SocketAddr, world: usize, secret: &JobSecret) -> Result<Self, Error> {
         let values = MemoryStore::default();
-        let guests = Mutex::default();
-        let counter = Arc::new(Counter { world: world as u32, values: values.clone(), guests });
-        let door = Door::open(address, secret, Arc::clone(&counter))?;
+        let counter = Arc::new(Counter {
+            world: world as u32,
+            values: values.clone(),
+            guests: Mutex::new(Some(BTreeMap::new())),
+            open: Mutex::default(),
+            answered: Condvar::new(),
+        });
+        let advice = "MASTER_ADDR must be an address of the machine on which rank 0 runs";
+        let door = Door::open(address, advice, secret, Arc::clone(&counter))?;
         Ok(Self(Side::Host { values, door, counter }))
     }
 
@@ -90,7 +103,8 @@ impl TcpStore {
             job: [0; 16],
             settings: Settings::default(),
         };
-        let dial = Dial { address, from: None, secret, deadline };
+        let may_go_on = &|| Ok(());
+        let dial = Dial { address, from: None, secret, deadline, may_go_on };
         let (stream, keys) = dial.connect(&claim)?;
         let local = stream.local_addr().map_err(|error| lost(rank, &error))?;
         let connection = Mutex::new(Connection::new(rank, stream, &keys));
@@ -118,6 +132,16 @@ impl Store for TcpStore {
         }
     }
 
+    fn failure(&self) -> Result<Option<String>, Error> {
+        match &self.0 {
+            Side::Host { values, .. } => values.failure(),
+            Side::Guest { connection, .. } => {
+                let reason = lock(connection).request(FAILURE, "", &[], None)?;
+                Ok((!reason.is_empty()).then(|| super::text(&reason)))
+            }
+        }
+    }
+
     fn get(&self, name: &str, deadline: Instant) -> Result<Vec<u8>, Error> {
         super::check(name, &[])?;
         match &self.0 {
@@ -133,9 +157,18 @@ impl Store for TcpStore {
 }
 
 impl Drop for TcpStore {
+    /// Lets the guests have the answers to what they have asked, and closes.
     fn drop(&mut self) {
         if let Side::Host { counter, .. } = &self.0 {
-            counter.guests().values().for_each(door::close);
+            let has_failed = matches!(counter.values.failure(), Ok(Some(_)));
+            counter.fail(0, "it has closed its store");
+            counter.wait_until_answered();
+            if has_failed {
+                // Ranks that wait for each other ask five times a second, and are to learn why.
+                thread::park_timeout(Duration::from_secs(1));
+            }
+            let guests = counter.guests().take();
+            guests.iter().flatten().for_each(|(_, stream)| door::close(stream));
         }
     }
 }
@@ -180,7 +213,7 @@ impl Connection {
 }
 
 impl Counter {
-    fn guests(&self) -> MutexGuard<'_, BTreeMap<u32, TcpStream>> {
+    fn guests(&self) -> MutexGuard<'_, Option<BTreeMap<u32, TcpStream>>> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -190,24 +223,39 @@ impl Counter {
             (Direction::new(keys.outgoing), Direction::new(keys.incoming));
         loop {
             let request = incoming.read(&mut stream)?;
+            *self.open() += 1;
             let answer = match self.answer(&request) {
                 Ok(value) => [&[DONE], &value[..]].concat(),
                 Err(error) => [&[FAILED], error.to_string().as_bytes()].concat(),
             };
-            outgoing.write(&mut stream, &answer)?;
+            let written = outgoing.write(&mut stream, &answer);
+            *self.open() -= 1;
+            self.answered.notify_all();
+            written?;
         }
+    }
+
+    fn open(&self) -> MutexGuard<'_, usize> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A guest that does not take its answer is not waited for.
+    fn wait_until_answered(&self) {
+        let limit = Duration::from_secs(2);
+        drop(self.answered.wait_timeout_while(self.open(), limit, |open| *open > 0));
     }
 
     fn answer(&self, request: &[u8]) -> Result<Vec<u8>, Error> {
         let (kind, name, body) = parse(request)
             .ok_or_else(|| Error::Membership("the store got a request that is none".to_owned()))?;
-        if kind == SET {
-            return self.values.set(name, body).map(|()| vec![]);
+        match kind {
+            SET => self.values.set(name, body).map(|()| vec![]),
+            FAILURE => Ok(self.values.failure()?.unwrap_or_default().into_bytes()),
+            _ => {
+                let milliseconds = body.try_into().map_or(0, u64::from_le_bytes);
+                self.values.get(name, deadline::after(Duration::from_millis(milliseconds)))
+            }
         }
-        let milliseconds = body.try_into().map_or(0, u64::from_le_bytes);
-        // Ten years are as good as forever, and far from the end of the clock.
-        let longest = Duration::from_secs(10 * 365 * 24 * 3600);
-        self.values.get(name, Instant::now() + Duration::from_millis(milliseconds).min(longest))
     }
 }
 
@@ -216,7 +264,7 @@ fn parse(request: &[u8]) -> Option<(u8, &str, &[u8])> {
     let (length, rest) = rest.split_at_checked(2)?;
     let length = usize::from(u16::from_le_bytes(length.try_into().ok()?));
     let (name, body) = rest.split_at_checked(length)?;
-    let is_known = *kind == SET || *kind == GET;
+    let is_known = [SET, GET, FAILURE].contains(kind);
     (is_known && length <= MAX_NAME).then_some((*kind, std::str::from_utf8(name).ok()?, body))
 }
 
@@ -228,7 +276,9 @@ impl Host for Counter {
         if claim.world != self.world {
             return Err(Refusal::OtherWorld(self.world));
         }
-        if claim.rank == 0 || claim.rank >= self.world || self.guests().contains_key(&claim.rank) {
+        let is_known =
+            self.guests().as_ref().is_some_and(|guests| guests.contains_key(&claim.rank));
+        if claim.rank == 0 || claim.rank >= self.world || is_known {
             return Err(Refusal::Taken);
         }
         Ok(())
@@ -237,7 +287,10 @@ impl Host for Counter {
     fn welcome(&self, member: Member) {
         let rank = member.claim.rank;
         let Ok(handle) = member.stream.try_clone() else { return };
-        if self.guests().insert(rank, handle).is_some() {
+        let Some(earlier) = self.guests().as_mut().map(|guests| guests.insert(rank, handle)) else {
+            return;
+        };
+        if earlier.is_some() {
             // Two processes of one rank knocked at once; neither is to be trusted.
             self.fail(rank, "two processes have the same RANK");
             return;

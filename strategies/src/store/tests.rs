@@ -73,11 +73,13 @@ fn what_nobody_sets_is_named_at_the_deadline() {
 fn a_rank_that_fails_ends_the_wait_of_the_others() {
     for (here, there) in stores() {
         thread::scope(|scope| {
+            assert_eq!(there.failure(), Ok(None));
             let waiting = scope.spawn(|| there.get("address/2", soon()));
             here.fail(2, &"too long ".repeat(MAX_VALUE));
             here.fail(1, "a second reason changes nothing");
             let error = waiting.join().expect("no panic").expect_err("rank 2 failed").to_string();
             assert!(error.starts_with("rank 2 failed while joining: too long"), "{error}");
+            assert_eq!(there.failure(), Ok(Some(error)));
         });
     }
 }
@@ -122,8 +124,13 @@ fn a_host_that_is_gone_is_noticed() {
         let waiting = scope.spawn(|| guest.get("address/2", soon()));
         drop(host);
         let error = waiting.join().expect("no panic").expect_err("the host is gone").to_string();
-        assert!(error.contains("rank 0's store"), "{error}");
+        // It may have asked before, or ask only now.
+        let knows =
+            error.contains("rank 0 failed while joining") || error.contains("rank 0's store");
+        assert!(knows, "{error}");
     });
+    let error = guest.failure().expect_err("the host is gone").to_string();
+    assert!(error.contains("rank 0's store"), "{error}");
 }
 
 #[test]

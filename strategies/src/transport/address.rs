@@ -18,8 +18,13 @@ pub(crate) fn resolve(master: &str) -> Result<SocketAddr, Error> {
 
 /// This machine's address on an interface, of the same family as `like`. An address stands for itself.
 pub(crate) fn of_interface(interface: &str, like: IpAddr) -> Result<IpAddr, Error> {
-    if let Ok(address) = interface.parse() {
-        return Ok(address);
+    if let Ok(address) = interface.parse::<IpAddr>() {
+        if address.is_ipv4() == like.is_ipv4() {
+            return Ok(address);
+        }
+        return Err(Error::Membership(format!(
+            "PYROCLAST_INTERFACE is {address}, but MASTER_ADDR is {like}; both must be IPv4 or both IPv6"
+        )));
     }
     let all = interfaces()?;
     let found = all.iter().find(|(name, ip)| name == interface && ip.is_ipv4() == like.is_ipv4());
@@ -60,6 +65,8 @@ mod tests {
     fn names_and_addresses_are_found_or_refused_with_what_there_is() {
         let local = IpAddr::from([127, 0, 0, 1]);
         assert_eq!(of_interface("10.1.2.3", local), Ok(IpAddr::from([10, 1, 2, 3])));
+        let error = of_interface("::1", local).expect_err("another family").to_string();
+        assert!(error.contains("both IPv6"), "{error}");
         assert_eq!(resolve("127.0.0.1:80"), Ok(SocketAddr::from((local, 80))));
         assert_eq!(resolve("[::1]:80").map(|a| a.is_ipv6()), Ok(true));
         let error = of_interface("nonesuch0", local).expect_err("no such interface").to_string();

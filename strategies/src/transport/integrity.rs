@@ -31,7 +31,18 @@ pub struct Seal(Kind);
 #[derive(Clone)]
 enum Kind {
     Crc,
-    Keyed([u8; 32]),
+    /// A key for each part, so that no part can pass for the other.
+    Keyed {
+        header: [u8; 32],
+        payload: [u8; 32],
+    },
+}
+
+/// What is tagged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Header,
+    Payload,
 }
 
 /// Bytes of a tag.
@@ -47,14 +58,16 @@ impl Seal {
     /// BLAKE3 with a key.
     #[must_use]
     pub fn keyed(key: [u8; 32]) -> Self {
-        Self(Kind::Keyed(key))
+        let of = |part: &[u8]| *blake3::keyed_hash(&key, part).as_bytes();
+        Self(Kind::Keyed { header: of(b"header"), payload: of(b"payload") })
     }
 
-    /// The tag of some bytes. Tags compare in constant time.
-    pub(crate) fn tag(&self, bytes: &[u8]) -> blake3::Hash {
-        match &self.0 {
-            Kind::Keyed(key) => blake3::keyed_hash(key, bytes),
-            Kind::Crc => {
+    /// The tag of a part's bytes. Tags compare in constant time.
+    pub(crate) fn tag(&self, part: Part, bytes: &[u8]) -> blake3::Hash {
+        match (&self.0, part) {
+            (Kind::Keyed { header, .. }, Part::Header) => blake3::keyed_hash(header, bytes),
+            (Kind::Keyed { payload, .. }, Part::Payload) => blake3::keyed_hash(payload, bytes),
+            (Kind::Crc, _) => {
                 let mut tag = [0; TAG_BYTES];
                 tag[..4].copy_from_slice(&crc32fast::hash(bytes).to_le_bytes());
                 blake3::Hash::from_bytes(tag)
@@ -67,7 +80,7 @@ impl std::fmt::Debug for Seal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
             Kind::Crc => "Seal(crc)",
-            Kind::Keyed(_) => "Seal(keyed)",
+            Kind::Keyed { .. } => "Seal(keyed)",
         })
     }
 }

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender, select_biased, unbounded};
 
 use super::integrity::Seal;
 use super::wire::{Stamp, Stamper};
-use super::{Frame, Pool, Transport};
+use super::{Frame, MAX_BACKLOG, Pool, Transport};
 use crate::abort::AbortSignal;
 use crate::description::Description;
 use crate::error::Error;
@@ -84,6 +84,12 @@ impl Endpoint {
     fn aborted(&self, waiting_in: Description) -> Option<Error> {
         Some(self.abort.failure()?.seen_by(self.rank, waiting_in))
     }
+
+    /// A peer that failed raises the signal before it drops its channels.
+    fn departed(&self, peer: usize, waiting_in: Description) -> Error {
+        let left = Error::PeerLeft { rank: self.rank, peer, waiting_in };
+        self.aborted(waiting_in).unwrap_or(left)
+    }
 }
 
 impl Transport for Endpoint {
@@ -109,11 +115,14 @@ impl Transport for Endpoint {
         }
         let outgoing = &mut self.outgoing[peer];
         let stamp = outgoing.stamper.as_mut().map(|stamper| stamper.stamp(&frame));
-        outgoing.parcels.send(Parcel { frame, stamp }).map_err(|unsent| Error::PeerLeft {
-            rank: self.rank,
-            peer,
-            waiting_in: unsent.into_inner().frame.description,
-        })
+        let waiting_in = frame.description;
+        let sent = outgoing.parcels.send(Parcel { frame, stamp });
+        // As in `recv`.
+        sent.map_err(|_| self.departed(peer, waiting_in))
+    }
+
+    fn crowded(&self) -> Option<usize> {
+        self.outgoing.iter().position(|outgoing| outgoing.parcels.len() > MAX_BACKLOG)
     }
 
     fn recv(
@@ -122,18 +131,16 @@ impl Transport for Endpoint {
         waiting_in: Description,
         deadline: Instant,
     ) -> Result<Frame, Error> {
-        let (rank, started) = (self.rank, Instant::now());
+        let rank = self.rank;
         let received = select_biased! {
             recv(self.abort.raised()) -> _ => None,
             recv(self.incoming[peer].parcels) -> parcel => parcel.ok(),
-            default(deadline.saturating_duration_since(started)) => {
-                return Err(Error::Timeout { rank, peer, waiting_in, waited: started.elapsed() });
+            default(deadline.saturating_duration_since(Instant::now())) => {
+                return Err(Error::Timeout { rank, peer, waiting_in });
             }
         };
         let Some(Parcel { frame, stamp }) = received else {
-            // A peer that failed raises the signal before it drops its channels.
-            let left = Error::PeerLeft { rank, peer, waiting_in };
-            return Err(self.aborted(waiting_in).unwrap_or(left));
+            return Err(self.departed(peer, waiting_in));
         };
         let stamper = self.incoming[peer].stamper.as_mut();
         match stamper.map(|stamper| stamper.check(&frame, stamp.as_ref())).transpose() {

@@ -10,19 +10,20 @@ mod mesh;
 mod pulse;
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select_biased;
 
 use super::wire::WireError;
-use super::{Frame, Integrity, MAX_FRAME_BYTES, Pool, Transport, address};
+use super::{Frame, Integrity, MAX_BACKLOG, MAX_FRAME_BYTES, Pool, Transport, address};
 use crate::abort::AbortSignal;
+use crate::deadline;
 use crate::description::Description;
 use crate::error::Error;
 use crate::membership::JobSecret;
 use crate::store::{Store, TcpStore};
 use lane::Lane;
+pub use mesh::{MAX_WORLD, MIN_HEARTBEAT};
 use pulse::Pulse;
 
 /// How much later than a connection for frames the control connection of a lost peer may close.
@@ -47,6 +48,8 @@ pub struct TcpOptions {
     pub heartbeat: Duration,
     /// How long ranks wait for each other at the start. 5 minutes by default.
     pub join_timeout: Duration,
+    /// How long a rank that leaves waits for others to read what it has sent. 10 minutes by default.
+    pub linger: Duration,
 }
 
 impl Default for TcpOptions {
@@ -58,6 +61,7 @@ impl Default for TcpOptions {
             integrity: Integrity::Auto,
             heartbeat: Duration::from_secs(30),
             join_timeout: Duration::from_secs(300),
+            linger: Duration::from_secs(600),
         }
     }
 }
@@ -72,6 +76,7 @@ pub struct Endpoint {
     pool: Pool,
     abort: AbortSignal,
     heartbeat: Duration,
+    linger: Duration,
 }
 
 /// The connections for frames with one peer.
@@ -96,7 +101,7 @@ pub fn join(
     options: &TcpOptions,
 ) -> Result<Endpoint, Error> {
     mesh::check(rank, world, options)?;
-    let deadline = Instant::now() + options.join_timeout;
+    let deadline = deadline::after(options.join_timeout);
     let at = address::resolve(master)?;
     let secret = options.secret.clone().unwrap_or_else(JobSecret::open);
     let store = match rank {
@@ -108,7 +113,8 @@ pub fn join(
             .inspect_err(|error| store.fail(rank, &error.to_string()))?,
         None => store.local_address().ip(),
     };
-    connect(rank, world, ip, &(Arc::new(store) as Arc<dyn Store>), options)
+    let place = mesh::Place { rank, world, ip, deadline };
+    mesh::join(&place, &store, options)
 }
 
 /// Connects this rank, reachable under `ip`, to all others that use the same store.
@@ -120,12 +126,12 @@ pub fn connect(
     rank: usize,
     world: usize,
     ip: IpAddr,
-    store: &Arc<dyn Store>,
+    store: &dyn Store,
     options: &TcpOptions,
 ) -> Result<Endpoint, Error> {
     mesh::check(rank, world, options)?;
-    let place = mesh::Place { rank, world, ip };
-    mesh::connect(&place, store, options).inspect_err(|error| store.fail(rank, &error.to_string()))
+    let place = mesh::Place { rank, world, ip, deadline: deadline::after(options.join_timeout) };
+    mesh::join(&place, store, options)
 }
 
 impl Endpoint {
@@ -166,6 +172,11 @@ impl Transport for Endpoint {
         &self.pool
     }
 
+    fn crowded(&self) -> Option<usize> {
+        let backlog = |link: &Link| link.lanes.iter().map(Lane::backlog).sum::<usize>();
+        self.links.iter().position(|link| backlog(link) > MAX_BACKLOG)
+    }
+
     fn send(&mut self, peer: usize, frame: Frame) -> Result<(), Error> {
         let collective = frame.description;
         if let Some(error) = self.aborted(collective) {
@@ -190,14 +201,14 @@ impl Transport for Endpoint {
         waiting_in: Description,
         deadline: Instant,
     ) -> Result<Frame, Error> {
-        let (rank, started) = (self.rank, Instant::now());
+        let rank = self.rank;
         let link = &self.links[peer];
         let lane = &link.lanes[link.received % link.lanes.len()];
         let received = select_biased! {
             recv(self.abort.raised()) -> _ => None,
             recv(lane.incoming()) -> frame => frame.ok(),
-            default(deadline.saturating_duration_since(started)) => {
-                return Err(Error::Timeout { rank, peer, waiting_in, waited: started.elapsed() });
+            default(deadline.saturating_duration_since(Instant::now())) => {
+                return Err(Error::Timeout { rank, peer, waiting_in });
             }
         };
         match received {
@@ -216,9 +227,10 @@ impl Transport for Endpoint {
 impl Drop for Endpoint {
     /// Hands over what was sent, says goodbye, and closes all connections. Ends early if a rank fails.
     fn drop(&mut self) {
-        let lanes = || self.links.iter().flat_map(|link| &link.lanes);
-        lanes().for_each(Lane::finish);
-        lanes().for_each(|lane| lane.wait_until_written(&self.abort));
+        let deadline = deadline::after(self.linger);
+        self.links.iter_mut().flat_map(|link| &mut link.lanes).for_each(Lane::finish);
+        let lanes = self.links.iter().flat_map(|link| &link.lanes);
+        lanes.for_each(|lane| lane.wait_until_written(&self.abort, deadline));
         self.pulse.leave(self.heartbeat);
     }
 }

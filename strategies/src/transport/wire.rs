@@ -24,7 +24,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 
-use super::integrity::{Seal, TAG_BYTES};
+use super::integrity::{Part, Seal, TAG_BYTES};
 use super::{Frame, MAX_FRAME_BYTES, Payload, Pool};
 use crate::collectives::ReduceOp;
 use crate::description::{Description, Dtype, GroupId, Operation};
@@ -76,10 +76,15 @@ impl Stamper {
 
     /// Stamps the next frame that is sent.
     pub(crate) fn stamp(&mut self, frame: &Frame) -> Stamp {
-        let payload = self.seal.tag(frame.payload.bytes());
-        let header = self.header_tag(&self.fields(frame), payload);
+        self.stamp_with_fields(frame).1
+    }
+
+    fn stamp_with_fields(&mut self, frame: &Frame) -> (Fields, Stamp) {
+        let fields = self.fields(frame);
+        let payload = self.seal.tag(Part::Payload, frame.payload.bytes());
+        let header = self.header_tag(&fields, payload);
         self.number += 1;
-        Stamp { payload, header }
+        (fields, Stamp { payload, header })
     }
 
     /// Checks the next frame that is received.
@@ -89,7 +94,7 @@ impl Stamper {
         stamp: Option<&Stamp>,
     ) -> Result<(), &'static str> {
         let stamp = stamp.ok_or("a frame has no tag")?;
-        if stamp.payload != self.seal.tag(frame.payload.bytes()) {
+        if stamp.payload != self.seal.tag(Part::Payload, frame.payload.bytes()) {
             return Err(DAMAGED_PAYLOAD);
         }
         if stamp.header != self.header_tag(&self.fields(frame), stamp.payload) {
@@ -109,7 +114,7 @@ impl Stamper {
         let mut header = [0; FIELDS + TAG_BYTES];
         header[..FIELDS].copy_from_slice(fields);
         header[FIELDS..].copy_from_slice(payload.as_bytes());
-        self.seal.tag(&header)
+        self.seal.tag(Part::Header, &header)
     }
 }
 
@@ -135,8 +140,7 @@ impl Stream {
     ///
     /// Those of the writer.
     pub fn write(&mut self, writer: &mut impl Write, frame: Frame) -> io::Result<()> {
-        let fields = self.stamper.fields(&frame);
-        let stamp = self.stamper.stamp(&frame);
+        let (fields, stamp) = self.stamper.stamp_with_fields(&frame);
         let mut header = [0; HEADER_BYTES];
         header[..FIELDS].copy_from_slice(&fields);
         header[FIELDS..FIELDS + TAG_BYTES].copy_from_slice(stamp.payload.as_bytes());
@@ -155,7 +159,7 @@ impl Stream {
         let stamper = &mut self.stamper;
         let header = read_header(reader)?;
         let (tagged, tag) = header.split_at(FIELDS + TAG_BYTES);
-        if stamper.seal.tag(tagged) != tag_at(tag) {
+        if stamper.seal.tag(Part::Header, tagged) != tag_at(tag) {
             return Err(WireError::Damaged("a frame's header is damaged"));
         }
         let (description, dtype, len) =
@@ -165,7 +169,7 @@ impl Stream {
         }
         let mut payload = self.pool.take(dtype, len);
         reader.read_exact(payload.bytes_mut()).map_err(WireError::Io)?;
-        if stamper.seal.tag(payload.bytes()) != tag_at(&tagged[FIELDS..]) {
+        if stamper.seal.tag(Part::Payload, payload.bytes()) != tag_at(&tagged[FIELDS..]) {
             return Err(WireError::Damaged(DAMAGED_PAYLOAD));
         }
         stamper.number += 1;

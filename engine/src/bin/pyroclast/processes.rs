@@ -6,13 +6,18 @@ use std::fmt::Write;
 use std::io;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::channel;
 use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
 
 use pyroclast::{Error, environment};
 
 /// Set for ranks whose standard input is held by the process that started them.
 const SUPERVISED: &str = "PYROCLAST_SUPERVISED";
+
+/// How long ranks may go on once one of them has failed.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The ranks' processes. Dropping this ends them, so that none outlives a failure.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ struct Ranks(Vec<Child>);
 /// [`Error::Io`] if the processes cannot be started.
 pub(crate) fn run_ranks(world: usize) -> Result<(), Error> {
     let mut ranks = start(world).map_err(cannot("starting"))?;
-    let (ended, ends) = channel();
+    let (ended, ends) = unbounded();
     thread::scope(|scope| {
         for (rank, child) in ranks.0.iter_mut().enumerate() {
             let (said, ended) = (child.stderr.take(), ended.clone());
@@ -38,7 +43,10 @@ pub(crate) fn run_ranks(world: usize) -> Result<(), Error> {
             });
         }
         drop(ended);
-        let failed = ends.into_iter().find_map(|rank| ranks.failure(rank));
+        let failed = ends.iter().find_map(|rank| ranks.failure(rank));
+        // Others that fail with it have something to say, too.
+        let deadline = Instant::now() + LAST_WORDS;
+        while failed.is_some() && ends.recv_deadline(deadline).is_ok() {}
         drop(ranks);
         failed.map_or(Ok(()), Err)
     })
@@ -67,7 +75,7 @@ impl Drop for Ranks {
 
 fn start(world: usize) -> io::Result<Ranks> {
     let program = env::current_exe()?;
-    // Free now, and handed out again by the system only after all other free ports.
+    // Free now. Should another program take it before rank 0 does, rank 0 says so.
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let secret = rand::random::<[u8; 32]>().iter().fold(String::new(), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");

@@ -36,7 +36,10 @@ impl Phase {
             Order::Wave => {
                 let times = longest + AHEAD * steps.len();
                 Box::new((0..times).flat_map(move |time| {
-                    (0..steps.len()).filter_map(move |s| Some((s, time.checked_sub(AHEAD * s)?)))
+                    // The steps that are under way at that time.
+                    let first = (time + 1).saturating_sub(longest).div_ceil(AHEAD);
+                    let last = (time / AHEAD + 1).min(steps.len());
+                    (first..last).map(move |s| (s, time - AHEAD * s))
                 }))
             }
         };

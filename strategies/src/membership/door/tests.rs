@@ -22,7 +22,7 @@ impl Host for Open {
 fn open(secret: &JobSecret) -> (Door, Receiver<Member>) {
     let (members, arrived) = unbounded();
     let address = (Ipv4Addr::LOCALHOST, 0).into();
-    (Door::open(address, secret, Arc::new(Open(members))).expect("a door"), arrived)
+    (Door::open(address, "", secret, Arc::new(Open(members))).expect("a door"), arrived)
 }
 
 fn secret() -> JobSecret {
@@ -39,7 +39,8 @@ fn dial(door: &Door, secret: &JobSecret) -> Result<(TcpStream, Keys), Error> {
         settings: Settings::default(),
     };
     let deadline = Instant::now() + Duration::from_secs(60);
-    Dial { address: door.address(), from: None, secret, deadline }.connect(&claim)
+    let may_go_on = &|| Ok(());
+    Dial { address: door.address(), from: None, secret, deadline, may_go_on }.connect(&claim)
 }
 
 #[test]
@@ -77,11 +78,12 @@ fn silent_strangers_keep_nobody_out() {
 fn a_listener_beyond_this_machine_needs_a_secret() {
     let everywhere = (Ipv4Addr::UNSPECIFIED, 0).into();
     let (members, _) = unbounded();
-    let error = Door::open(everywhere, &JobSecret::open(), Arc::new(Open(members.clone())))
+    let error = Door::open(everywhere, "", &JobSecret::open(), Arc::new(Open(members.clone())))
         .expect_err("no secret")
         .to_string();
     assert!(error.contains("PYROCLAST_JOB_SECRET") && error.contains("urandom"), "{error}");
-    Door::open(everywhere, &secret(), Arc::new(Open(members))).expect("with a secret it listens");
+    Door::open(everywhere, "", &secret(), Arc::new(Open(members)))
+        .expect("with a secret it listens");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::io::{self, BufReader};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, unbounded};
 
@@ -21,9 +22,9 @@ const BUFFER_BYTES: usize = 16 << 10;
 /// A connection whose frames are written and read on threads of their own.
 #[derive(Debug)]
 pub(super) struct Lane {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     /// `None` once nothing more will be sent.
-    outgoing: Mutex<Option<Sender<Frame>>>,
+    outgoing: Option<Sender<Frame>>,
     incoming: Receiver<Result<Frame, WireError>>,
     /// Disconnects when all has been written, or writing has failed.
     written: Receiver<()>,
@@ -38,25 +39,30 @@ impl Lane {
         incoming: Stream,
         name: &str,
     ) -> io::Result<Self> {
+        let stream = Arc::new(stream);
         let (to_writer, frames) = unbounded();
         let (done, written) = bounded(0);
-        let writing = stream.try_clone()?;
+        let writing = Arc::clone(&stream);
         let writer = thread::Builder::new()
             .name(format!("{name}-out"))
-            .spawn(move || write(writing, outgoing, &frames, done))?;
+            .spawn(move || write(&writing, outgoing, &frames, done))?;
         let (to_rank, read_frames) = bounded(READ_AHEAD);
-        let reading = stream.try_clone()?;
+        let reading = Arc::clone(&stream);
         let reader = thread::Builder::new()
             .name(format!("{name}-in"))
-            .spawn(move || read(reading, incoming, &to_rank))?;
-        let outgoing = Mutex::new(Some(to_writer));
-        Ok(Self { stream, outgoing, incoming: read_frames, written, threads: vec![writer, reader] })
+            .spawn(move || read(&reading, incoming, &to_rank))?;
+        let (outgoing, incoming) = (Some(to_writer), read_frames);
+        Ok(Self { stream, outgoing, incoming, written, threads: vec![writer, reader] })
     }
 
     /// Queues a frame. Whether the connection still takes one.
     pub(super) fn send(&self, frame: Frame) -> bool {
-        let outgoing = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner);
-        outgoing.as_ref().is_some_and(|outgoing| outgoing.send(frame).is_ok())
+        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.send(frame).is_ok())
+    }
+
+    /// Frames that have been queued and not written.
+    pub(super) fn backlog(&self) -> usize {
+        self.outgoing.as_ref().map_or(0, Sender::len)
     }
 
     /// Frames, and in the end why there are no more.
@@ -64,17 +70,20 @@ impl Lane {
         &self.incoming
     }
 
-    /// Nothing more will be sent.
-    pub(super) fn finish(&self) {
-        *self.outgoing.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Nothing more will be sent, and what still comes is thrown away: a peer that waits for this rank
+    /// to read could not leave either.
+    pub(super) fn finish(&mut self) {
+        self.outgoing = None;
+        self.incoming = never();
     }
 
-    /// Waits until all that was queued has been written, or a rank has failed: then nobody may be
-    /// reading it.
-    pub(super) fn wait_until_written(&self, abort: &AbortSignal) {
+    /// Waits until all that was queued has been written, but not beyond the deadline, and not when a
+    /// rank has failed: then nobody may be reading it.
+    pub(super) fn wait_until_written(&self, abort: &AbortSignal, deadline: Instant) {
         select_biased! {
             recv(self.written) -> _ => {}
             recv(abort.raised()) -> _ => close(&self.stream),
+            default(deadline.saturating_duration_since(Instant::now())) => close(&self.stream),
         }
     }
 }
@@ -83,30 +92,31 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.finish();
         close(&self.stream);
-        // Wakes a reader whose frames nobody took.
-        self.incoming = never();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
-/// Ends when all senders are gone, or on the first error: what went wrong is seen by the reader and on
-/// the control connection.
-fn write(mut stream: TcpStream, mut wire: Stream, frames: &Receiver<Frame>, done: Sender<()>) {
-    let is_sent = frames.iter().all(|frame| wire.write(&mut stream, frame).is_ok());
-    if is_sent {
-        let _ = stream.shutdown(Shutdown::Write);
+/// Ends when all senders are gone, or on the first error, which the peer then sees as well.
+fn write(stream: &TcpStream, mut wire: Stream, frames: &Receiver<Frame>, done: Sender<()>) {
+    let mut writer = stream;
+    match frames.iter().try_for_each(|frame| wire.write(&mut writer, frame)) {
+        Ok(()) => drop(stream.shutdown(Shutdown::Write)),
+        Err(_) => close(stream),
     }
     drop(done);
 }
 
-fn read(stream: TcpStream, mut wire: Stream, frames: &Sender<Result<Frame, WireError>>) {
+/// Ends with the connection, or at the first damaged frame.
+fn read(stream: &TcpStream, mut wire: Stream, frames: &Sender<Result<Frame, WireError>>) {
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, stream);
     loop {
         let frame = wire.read(&mut reader);
         let is_last = frame.is_err();
-        if frames.send(frame).is_err() || is_last {
+        // A rank that has left takes no more.
+        let _ = frames.send(frame);
+        if is_last {
             return;
         }
     }

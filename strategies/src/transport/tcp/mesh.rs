@@ -12,18 +12,22 @@ use super::lane::Lane;
 use super::pulse::{Control, Pulse, Rhythm};
 use super::{Endpoint, Link, MAX_SOCKETS, TcpOptions};
 use crate::abort::AbortSignal;
+use crate::deadline;
 use crate::error::Error;
 use crate::membership::JobSecret;
 use crate::membership::dial::Dial;
 use crate::membership::door::{Door, Host, Member};
 use crate::membership::handshake::{Claim, Keys, Purpose, Refusal, Settings};
-use crate::store::{FAILURE, Store};
+use crate::store::Store;
 use crate::transport::Pool;
 use crate::transport::integrity::{Integrity, Seal};
 use crate::transport::wire::Stream;
 
 /// Most ranks of a job: each has a few connections and threads for every other.
-pub(super) const MAX_WORLD: usize = 1024;
+pub const MAX_WORLD: usize = 1024;
+
+/// Shortest time after which a silent rank counts as stopped.
+pub const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// How often a rank that waits for others looks whether one of them has failed.
 const LOOK: Duration = Duration::from_millis(200);
@@ -34,6 +38,8 @@ pub(super) struct Place {
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) ip: IpAddr,
+    /// When all must have joined.
+    pub(super) deadline: Instant,
 }
 
 /// A connection that both ends have agreed on.
@@ -59,62 +65,78 @@ pub(super) fn check(rank: usize, world: usize, options: &TcpOptions) -> Result<(
     if sockets == 0 || sockets > MAX_SOCKETS {
         return refuse(format!("{sockets} sockets per peer; it must be 1 to {MAX_SOCKETS}"));
     }
-    if options.heartbeat < Duration::from_millis(100) {
+    if options.heartbeat < MIN_HEARTBEAT {
         let heartbeat = options.heartbeat;
-        return refuse(format!("a heartbeat of {heartbeat:?} is too short; use 0.1 s or more"));
+        return refuse(format!("a heartbeat of {heartbeat:?}; use {MIN_HEARTBEAT:?} or more"));
     }
     Ok(())
 }
 
-/// Connects to all other ranks.
-pub(super) fn connect(
+/// Connects to all other ranks. A rank that cannot tells the others why.
+pub(super) fn join(
     place: &Place,
-    store: &Arc<dyn Store>,
+    store: &dyn Store,
     options: &TcpOptions,
 ) -> Result<Endpoint, Error> {
-    let deadline = Instant::now() + options.join_timeout;
-    let Place { rank, world, ip } = *place;
+    let rank = place.rank;
+    let endpoint =
+        connect(place, store, options).inspect_err(|error| store.fail(rank, &error.to_string()))?;
+    // From here on the control connections tell the others.
+    wait_until_all_are_ready(place, store)
+        .inspect_err(|error| endpoint.abort.raise(rank, error))
+        .map(|()| endpoint)
+}
+
+fn connect(place: &Place, store: &dyn Store, options: &TcpOptions) -> Result<Endpoint, Error> {
+    let Place { rank, world, ip, deadline } = *place;
     let secret = options.secret.clone().unwrap_or_else(JobSecret::open);
-    let integrity = agree_on_integrity(place, store, options, deadline)?;
+    let integrity = agree_on_integrity(place, store, options.integrity)?;
     let settings =
         Settings { sockets: options.sockets_per_peer as u16, integrity: integrity as u8 };
-    let job = agree_on_job(rank, store.as_ref(), deadline)?;
     let claim = Claim {
         purpose: Purpose::Control,
         rank: rank as u32,
         peer: rank as u32,
         world: world as u32,
-        job,
+        job: agree_on_job(rank, store, deadline)?,
         settings,
     };
     let (arrivals, arrived) = unbounded();
     let reception = Arc::new(Reception { own: claim, arrivals });
-    let door = Door::open(SocketAddr::new(ip, 0), &secret, reception)?;
+    let advice = "PYROCLAST_INTERFACE must be an interface or address of this machine";
+    let door = Door::open(SocketAddr::new(ip, 0), advice, &secret, reception)?;
     store.set(&format!("address/{rank}"), door.address().to_string().as_bytes())?;
 
     let mut connections = Connections::new();
+    // A connection that leaves from a given address needs a port of its own there.
+    let from = options.interface.as_ref().map(|_| ip);
+    let may_go_on = || failure_of_others(store);
     for peer in 0..rank {
-        let address = address_of(peer, store.as_ref(), deadline)?;
+        let address = address_of(peer, store, deadline)?;
+        let dial = Dial { address, from, secret: &secret, deadline, may_go_on: &may_go_on };
         for purpose in purposes(options) {
-            let dial = Dial { address, from: Some(ip), secret: &secret, deadline };
             let (stream, keys) = dial.connect(&Claim { purpose, peer: peer as u32, ..claim })?;
             connections.insert((peer, purpose), Made { stream, keys });
         }
     }
     let expected = (world - 1) * (1 + options.sockets_per_peer);
-    receive(&mut connections, expected, &arrived, place, store.as_ref(), deadline)?;
-    let endpoint = assemble(place, connections, integrity, options)?;
-    let told = store.set(&format!("ready/{rank}"), &[]);
-    // Rank 0 leaves once it has heard that from all, perhaps before the last one has its answer. What
-    // else ends rank 0 is seen on the control connection to it.
-    if rank == 0 {
-        told?;
-        // The host of the store must not leave while others still need it.
-        for peer in 1..world {
-            store.get(&format!("ready/{peer}"), deadline)?;
-        }
+    receive(&mut connections, expected, &arrived, place, store)?;
+    assemble(place, connections, integrity, options)
+}
+
+/// Rank 0 hosts the store, and must not leave while others still need it.
+fn wait_until_all_are_ready(place: &Place, store: &dyn Store) -> Result<(), Error> {
+    store.set(&format!("ready/{}", place.rank), &[])?;
+    let others = if place.rank == 0 { 1..place.world } else { 0..0 };
+    for peer in others {
+        store.get(&format!("ready/{peer}"), place.deadline)?;
     }
-    Ok(endpoint)
+    Ok(())
+}
+
+/// An error if a rank has given up, or the store is gone.
+fn failure_of_others(store: &dyn Store) -> Result<(), Error> {
+    store.failure()?.map_or(Ok(()), |reason| Err(Error::Membership(reason)))
 }
 
 fn purposes(options: &TcpOptions) -> impl Iterator<Item = Purpose> + use<> {
@@ -122,23 +144,22 @@ fn purposes(options: &TcpOptions) -> impl Iterator<Item = Purpose> + use<> {
     std::iter::once(Purpose::Control).chain(frames)
 }
 
-/// Rank 0 chooses for all: on a machine of its own a rank cannot know where the others are.
+/// Rank 0 chooses for all that leave it to the addresses: on a machine of its own a rank cannot know
+/// where the others are. Ranks that choose otherwise do not get along with those.
 fn agree_on_integrity(
     place: &Place,
-    store: &Arc<dyn Store>,
-    options: &TcpOptions,
-    deadline: Instant,
+    store: &dyn Store,
+    wanted: Integrity,
 ) -> Result<Integrity, Error> {
-    if options.integrity != Integrity::Auto {
-        return Ok(options.integrity);
-    }
     let name = "integrity";
+    let chosen = wanted.resolve(place.ip.is_loopback());
     if place.rank == 0 {
-        let chosen = Integrity::Auto.resolve(place.ip.is_loopback());
         store.set(name, &[chosen as u8])?;
+    }
+    if place.rank == 0 || wanted != Integrity::Auto {
         return Ok(chosen);
     }
-    let chosen = store.get(name, deadline)?;
+    let chosen = store.get(name, place.deadline)?;
     Ok(if chosen == [Integrity::Crc as u8] { Integrity::Crc } else { Integrity::Keyed })
 }
 
@@ -167,16 +188,15 @@ fn receive(
     arrived: &Receiver<Member>,
     place: &Place,
     store: &dyn Store,
-    deadline: Instant,
 ) -> Result<(), Error> {
     let started = Instant::now();
     while connections.len() < expected {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = place.deadline.saturating_duration_since(Instant::now());
         match arrived.recv_timeout(left.min(LOOK)) {
             Ok(Member { claim, keys, stream }) => {
-                // The first to come under a name keeps it.
+                // No two ranks have one address, so a second one is the first one's second attempt.
                 let at = (claim.rank as usize, claim.purpose);
-                connections.entry(at).or_insert(Made { stream, keys });
+                connections.insert(at, Made { stream, keys });
             }
             Err(_) if left.is_zero() => {
                 let Place { rank, world, .. } = place;
@@ -188,11 +208,7 @@ fn receive(
                     started.elapsed()
                 )));
             }
-            Err(_) => {
-                if let Ok(reason) = store.get(FAILURE, Instant::now()) {
-                    return Err(Error::Membership(String::from_utf8_lossy(&reason).into_owned()));
-                }
-            }
+            Err(_) => failure_of_others(store)?,
         }
     }
     Ok(())
@@ -229,9 +245,11 @@ fn assemble(
     }
     let abort = AbortSignal::default();
     let heartbeat = options.heartbeat;
-    let rhythm = Rhythm { rank, heartbeat, patience: options.join_timeout + heartbeat };
+    let patience = deadline::capped(options.join_timeout.saturating_add(heartbeat));
+    let rhythm = Rhythm { rank, heartbeat: deadline::capped(heartbeat), patience };
     let pulse = Pulse::start(controls, world, rhythm, &abort).map_err(cannot)?;
-    Ok(Endpoint { rank, links, pulse, pool, abort, heartbeat })
+    let linger = options.linger;
+    Ok(Endpoint { rank, links, pulse, pool, abort, heartbeat, linger })
 }
 
 /// Lets in the ranks above this one.

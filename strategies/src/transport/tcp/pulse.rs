@@ -10,11 +10,12 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased};
 
 use crate::abort::{AbortSignal, Failure};
+use crate::deadline;
 use crate::membership::channel::Direction;
 use crate::membership::door::close;
 use crate::membership::handshake::Keys;
@@ -53,7 +54,7 @@ pub(super) struct Rhythm {
 /// All control connections of a rank.
 #[derive(Debug)]
 pub(super) struct Pulse {
-    streams: Vec<TcpStream>,
+    streams: Vec<Arc<TcpStream>>,
     /// By peer: disconnects when the peer has said goodbye or failed.
     departures: Vec<Receiver<()>>,
     is_leaving: Arc<AtomicBool>,
@@ -76,8 +77,9 @@ impl Pulse {
         let (mut streams, mut voices, mut readers) = (vec![], vec![], vec![]);
         for Control { peer, stream, keys } in controls {
             stream.set_write_timeout(Some(rhythm.heartbeat))?;
-            streams.push(stream.try_clone()?);
-            voices.push((stream.try_clone()?, Direction::new(keys.outgoing)));
+            let stream = Arc::new(stream);
+            streams.push(Arc::clone(&stream));
+            voices.push((Arc::clone(&stream), Direction::new(keys.outgoing)));
             let (present, departure) = bounded::<()>(0);
             departures[peer] = departure.clone();
             let listener = Listener {
@@ -118,11 +120,11 @@ impl Pulse {
         for stream in &self.streams {
             let _ = stream.shutdown(Shutdown::Write);
         }
-        let deadline = Instant::now() + limit;
+        let deadline = deadline::after(limit);
         for (_, departure) in &self.readers {
             let _ = departure.recv_deadline(deadline);
         }
-        self.streams.iter().for_each(close);
+        self.streams.iter().for_each(|stream| close(stream));
         for (reader, _) in self.readers.drain(..) {
             let _ = reader.join();
         }
@@ -132,14 +134,14 @@ impl Pulse {
 /// Beats until the rank leaves or some rank fails, and then says so. A peer that cannot be told has a
 /// connection that has failed, which its listener reports.
 fn speak(
-    voices: &mut [(TcpStream, Direction)],
+    voices: &mut [(Arc<TcpStream>, Direction)],
     interval: Duration,
     abort: &AbortSignal,
     stopped: &Receiver<()>,
 ) {
     let mut tell = |message: &Message| {
         for (stream, outgoing) in voices.iter_mut() {
-            let _ = outgoing.write(stream, &message.encode());
+            let _ = outgoing.write(&mut &**stream, &message.encode());
         }
     };
     tell(&Message::Heartbeat);
@@ -156,7 +158,7 @@ fn speak(
 /// Listens to one peer.
 struct Listener {
     peer: usize,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     incoming: Direction,
     rhythm: Rhythm,
     abort: AbortSignal,
@@ -172,12 +174,16 @@ impl Listener {
             let message = self
                 .stream
                 .set_read_timeout(Some(patience))
-                .and_then(|()| self.incoming.read(&mut self.stream));
+                .and_then(|()| self.incoming.read(&mut &*self.stream));
             match message.map(|body| Message::decode(&body)) {
                 Ok(Some(Message::Heartbeat)) => patience = self.rhythm.heartbeat,
-                Ok(Some(Message::Goodbye)) => break,
+                Ok(Some(Message::Goodbye)) => {
+                    self.acknowledge();
+                    break;
+                }
                 Ok(Some(Message::Abort(failure))) => {
                     self.abort.raise(failure.rank, failure.reason);
+                    self.acknowledge();
                     break;
                 }
                 Ok(None) => {
@@ -192,8 +198,12 @@ impl Listener {
                 }
             }
         }
-        let _ = self.stream.shutdown(Shutdown::Write);
         drop(present);
+    }
+
+    /// Tells the peer that its last word was heard. A rank that is blamed still has to be told so.
+    fn acknowledge(&self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
     }
 
     fn blame(&self, reason: &str) {

@@ -9,7 +9,7 @@ use crate::{GroupOptions, ProcessGroup, ReduceOp};
 
 /// Endpoints of `world` ranks that are threads, connected over this machine's own addresses.
 pub(crate) fn endpoints(world: usize, options: &TcpOptions) -> Vec<Endpoint> {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let store = MemoryStore::default();
     let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let joined = join_all(world, |rank| connect(rank, world, ip, &store, options));
     joined.into_iter().collect::<Result<_, _>>().expect("all ranks should connect")
@@ -84,7 +84,8 @@ fn large_frames_pass_in_both_directions_at_once() {
 fn ranks_that_do_not_fit_together_say_why_on_all_sides() {
     type Change = fn(usize, &mut TcpOptions);
     // A rank without the secret is a stranger, whose reasons are nobody's business.
-    let cases: [(Change, &str); 3] = [
+    let cases: [(Change, &str); 4] = [
+        (|rank, o| o.integrity = [Integrity::Keyed, Integrity::Crc][rank], "settings"),
         (|rank, o| o.secret = secret(["0123456789abcdef", "fedcba9876543210"][rank]), "secret"),
         (|rank, o| o.sockets_per_peer = rank + 1, "settings"),
         (|rank, o| o.interface = (rank == 1).then(|| "nonesuch0".to_owned()), "nonesuch0"),
@@ -92,7 +93,7 @@ fn ranks_that_do_not_fit_together_say_why_on_all_sides() {
     for (change, expected) in cases {
         let master = free(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let errors = join_all(2, |rank| {
-            let limit = Duration::from_secs(2);
+            let limit = Duration::from_secs(60);
             let mut options = TcpOptions { join_timeout: limit, ..TcpOptions::default() };
             change(rank, &mut options);
             join(rank, 2, &master, &options).map(drop).expect_err("they do not fit").to_string()
@@ -109,7 +110,8 @@ fn a_rank_that_never_comes_is_named() {
     let errors = join_all(2, |rank| {
         join(rank, 3, &master, &options).map(drop).expect_err("rank 2 is missing").to_string()
     });
-    assert!(errors.iter().all(|error| error.contains('2')), "{errors:?}");
+    let names = |error: &String| error.contains("[2]") || error.contains("rank 2 did not join");
+    assert!(errors.iter().all(names), "{errors:?}");
     let error = join(1, 2, &master, &options).map(drop).expect_err("no rank 0").to_string();
     assert!(error.contains(&master) && error.contains("could not be reached"), "{error}");
 }
@@ -125,6 +127,44 @@ fn settings_out_of_range_are_refused() {
     assert!(refused(2, 2, |_| ()).contains("RANK is 2"));
     assert!(refused(0, 2, |o| o.sockets_per_peer = 17).contains("1 to 16"));
     assert!(refused(0, 2, |o| o.heartbeat = Duration::ZERO).contains("heartbeat"));
+}
+
+#[test]
+fn ranks_that_only_send_can_leave() {
+    // Each rank believes that it is the root, and sends more than all buffers of the system hold.
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = endpoints(2, &TcpOptions::default())
+            .into_iter()
+            .map(|endpoint| {
+                scope.spawn(|| {
+                    let group = ProcessGroup::new(endpoint, GroupOptions::default());
+                    let root = group.rank();
+                    group.broadcast(vec![1.0f32; 16 << 20], root).wait().map(drop)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().expect("no rank should panic")).collect()
+    });
+    assert_eq!(outcomes, [Ok(()), Ok(())], "nobody receives, so nobody sees the mistake");
+}
+
+#[test]
+fn limits_may_be_as_long_as_they_like() {
+    let forever = Duration::MAX;
+    let options = TcpOptions {
+        heartbeat: forever,
+        join_timeout: forever,
+        linger: forever,
+        ..TcpOptions::default()
+    };
+    let sums: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = endpoints(2, &options)
+            .into_iter()
+            .map(|endpoint| scope.spawn(|| sum(endpoint, 5)))
+            .collect();
+        threads.into_iter().map(|t| t.join().expect("no rank should panic")).collect()
+    });
+    assert!(sums.iter().all(|sum| *sum == Ok(vec![2.0; 5])), "{sums:?}");
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn a_length_out_of_range_is_refused_before_anything_is_allocated() {
         let mut wire = written(&Seal::crc(), &frames()[..1])[..HEADER_BYTES].to_vec();
         wire[12..16].copy_from_slice(&len.to_le_bytes());
         // Under a right tag, as a lying member would send it.
-        let tag = Seal::crc().tag(&wire[..FIELDS + TAG_BYTES]);
+        let tag = Seal::crc().tag(Part::Header, &wire[..FIELDS + TAG_BYTES]);
         wire[FIELDS + TAG_BYTES..].copy_from_slice(tag.as_bytes());
         let outcome = Stream::new(Seal::crc(), &Pool::default()).read(&mut HeaderOnly(&wire));
         assert!(matches!(outcome, Err(WireError::Damaged(_))), "{len}: {outcome:?}");

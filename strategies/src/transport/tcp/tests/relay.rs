@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::membership::door::close;
-use crate::store::Store;
+use crate::store::{MemoryStore, Store};
 
 /// What happens to the connections for frames, once some bytes have passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Fault {
 /// Sends the connections of rank 1 to rank 0 through a relay.
 #[derive(Debug)]
 pub(crate) struct Detour {
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: MemoryStore,
     pub(crate) fault: Fault,
     pub(crate) after: usize,
 }
@@ -48,6 +48,10 @@ pub(crate) struct Detour {
 impl Store for Detour {
     fn set(&self, name: &str, value: &[u8]) -> Result<(), Error> {
         self.store.set(name, value)
+    }
+
+    fn failure(&self) -> Result<Option<String>, Error> {
+        self.store.failure()
     }
 
     fn get(&self, name: &str, deadline: Instant) -> Result<Vec<u8>, Error> {
