@@ -15,6 +15,8 @@
 //! | `PYROCLAST_HEARTBEAT` | seconds after which a silent rank counts as stopped | 30 |
 //! | `PYROCLAST_TIMEOUT` | seconds that a rank waits for another | 600 within one collective, 300 to join |
 
+use std::fs::File;
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -241,7 +243,16 @@ impl Reader<'_> {
 
     /// The bytes of a secret's file, without the end of its last line.
     fn secret_in(&mut self, path: &Path) -> Option<Vec<u8>> {
-        let read = std::fs::read(path);
+        // More is no secret but a wrong path, and devices have no end.
+        const MOST: u64 = 4096;
+        let read = File::open(path).and_then(|file| {
+            let mut bytes = vec![];
+            file.take(MOST + 1).read_to_end(&mut bytes)?;
+            match bytes.len() as u64 > MOST {
+                true => Err(std::io::Error::other(format!("more than {MOST} bytes, the limit"))),
+                false => Ok(bytes),
+            }
+        });
         let unreadable = |error| format!("{}: {error}", path.display());
         let mut bytes = read
             .map_err(|error| self.mistake("PYROCLAST_JOB_SECRET_FILE", unreadable(error)))

@@ -147,7 +147,13 @@ impl Error {
     /// Whether other input would avoid the error (exit code 2), rather than luck (exit code 1).
     #[must_use]
     pub fn is_misuse(&self) -> bool {
-        matches!(self, Self::Config(_) | Self::Data(_) | Self::BadFile { .. })
+        use pyroclast_strategies::Error::Setting;
+        match self {
+            Self::Config(_) | Self::Data(_) | Self::BadFile { .. } => true,
+            Self::Strategy(error) => matches!(error, Setting(_)),
+            Self::RankEnded { status, .. } => status.code() == Some(2),
+            _ => false,
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `Trainer`: from a task and its data to a trained model.
 
+mod agreement;
 mod initialise;
 mod progress;
 mod rank;
@@ -95,6 +96,12 @@ impl Trainer {
     pub fn with_recorded_config(mut self, config: serde_json::Value) -> Self {
         self.config = config;
         self
+    }
+
+    /// Adds to what `config.resolved.json` and checkpoints hold. Ranks that are processes must all
+    /// record the same.
+    pub fn record(&mut self, setting: &str, value: impl Into<serde_json::Value>) {
+        self.config[setting] = value.into();
     }
 
     /// Setting this flag ends the run after the current step, with a checkpoint.

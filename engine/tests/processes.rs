@@ -321,3 +321,29 @@ mod killed {
         assert_eq!(said.count(), 0, "no other line is measured");
     }
 }
+
+#[test]
+fn ranks_with_different_settings_or_data_are_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("other.txt"), vec![b'x'; 4096]).expect("a text");
+    let data = "--data=other.txt";
+    for (flag, setting) in
+        [("--lr=0.5", "lr"), ("--accumulate-grad-batches=2", "accum"), (data, "data_sha256")]
+    {
+        let port = port();
+        let all: Vec<Child> = (0..2)
+            .map(|r| {
+                let flags: &[&str] = if r == 1 { &[flag] } else { &[] };
+                rank(folder.path(), &train(flags), &port, (r, 2))
+            })
+            .collect();
+        let ends: Vec<Output> =
+            all.into_iter().map(|child| child.wait_with_output().expect("an end")).collect();
+        let said = text(&ends[1].stderr);
+        assert_eq!(ends[1].status.code(), Some(2), "{said}");
+        assert!(said.contains(setting) && said.contains("on rank 0"), "{said}");
+        let told = text(&ends[0].stderr);
+        assert_eq!(ends[0].status.code(), Some(1), "{told}");
+        assert!(told.contains("rank 1 failed") && told.contains(setting), "{told}");
+    }
+}

@@ -74,7 +74,7 @@ pub fn handshake(data: &[u8]) {
 
 const SECRET: &[u8] = b"a secret for fuzzing";
 const HELLO: usize = 42;
-const CLAIM: usize = 34;
+const CLAIM: usize = 38;
 
 /// A peer that sends what it sends, whatever it hears.
 struct Replay<'a>(&'a [u8]);

@@ -63,9 +63,12 @@ pub enum Error {
         /// What was noticed.
         problem: &'static str,
     },
-    /// The ranks of a job cannot find each other or are not let in.
+    /// The ranks of a job cannot find each other.
     #[error("{0}")]
     Membership(String),
+    /// A setting keeps this rank from joining the others; another one would not.
+    #[error("{0}")]
+    Setting(String),
     /// Two ranks are in different collectives, or in one collective with different buffers.
     #[error("rank {rank} is in {mine}, but rank {peer} is in {theirs}")]
     Mismatch {

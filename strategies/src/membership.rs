@@ -35,11 +35,11 @@ impl JobSecret {
     ///
     /// # Errors
     ///
-    /// [`Error::Membership`] if there are fewer than [`Self::MIN_BYTES`].
+    /// [`Error::Setting`] if there are fewer than [`Self::MIN_BYTES`].
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, Error> {
         let bytes = bytes.as_ref();
         if bytes.len() < Self::MIN_BYTES {
-            return Err(Error::Membership(format!(
+            return Err(Error::Setting(format!(
                 "a job secret of {} bytes is too short, it needs {} or more; one is made by \
                  `head -c 32 /dev/urandom | base64`",
                 bytes.len(),

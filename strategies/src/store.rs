@@ -26,7 +26,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`Error::Membership`] if the name has one already, or the store is gone.
+    /// [`Error::Setting`] if the name has one already, [`Error::Membership`] if the store is gone.
     fn set(&self, name: &str, value: &[u8]) -> Result<(), Error>;
 
     /// Reads a value, and waits for it until the deadline.
@@ -69,7 +69,7 @@ fn check(name: &str, value: &[u8]) -> Result<(), Error> {
 }
 
 fn taken(name: &str) -> Error {
-    Error::Membership(match name.strip_prefix("address/") {
+    Error::Setting(match name.strip_prefix("address/") {
         Some(rank) => {
             format!("rank {rank} has joined already; RANK must be different on each process")
         }

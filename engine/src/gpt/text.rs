@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::data::sampler::Sampling;
 use crate::data::{DataModule, Dataset, Loader};
 use crate::error::{BoxError, Error};
@@ -135,6 +137,12 @@ impl TextData {
 #[must_use]
 pub fn shipped() -> Vec<u8> {
     SHIPPED.concat().into_bytes()
+}
+
+/// SHA-256 of a text, in hexadecimal digits.
+#[must_use]
+pub fn checksum(text: &[u8]) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Reads a file, or the files of a folder in name order. Folders inside it are left out.

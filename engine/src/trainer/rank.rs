@@ -10,6 +10,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, ReduceOp, parameters};
 
+use super::agreement::agree_on_settings;
 use super::initialise::{Randomness, agree, build_model, check_identity, restore};
 use super::progress::Progress;
 use super::{Fitted, StopReason};
@@ -79,6 +80,9 @@ where
     loader::check(&train, "training")?;
     validation.as_ref().map_or(Ok(()), |loader| loader::check(loader, "validation"))?;
 
+    if plan.process.is_some() {
+        agree_on_settings(shared.config, train.dataset.len() as u64, &group)?;
+    }
     // Read before anything is built or written: a damaged checkpoint costs no time.
     let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
     agree(resumed.as_ref(), &group)?;

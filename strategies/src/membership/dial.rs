@@ -41,7 +41,7 @@ impl Dial<'_> {
                 Err(error) => error,
             };
             let may_pass = match &error {
-                HandshakeError::Io(error) => !is_out_of_files(error),
+                HandshakeError::Io(error) => !is_out_of_files(error) && !is_no_way(error),
                 HandshakeError::Closed => {
                     hung_up.get_or_insert_with(Instant::now).elapsed() < HANG_UPS
                 }
@@ -85,11 +85,18 @@ impl Dial<'_> {
                 "needs more open files than this process may have (raise it with `ulimit -n`)"
                     .into()
             }
+            HandshakeError::Io(error) if is_timeout(error) => {
+                "accepted the connection, but never answered".into()
+            }
             HandshakeError::Io(_) => format!("could not be reached within {waited:.0?}"),
             _ => "did not let it in".to_owned(),
         };
         let address = self.address;
-        Error::Membership(format!("rank {rank}: rank {peer} at {address} {reached}: {error}"))
+        let problem = format!("rank {rank}: rank {peer} at {address} {reached}: {error}");
+        match error {
+            HandshakeError::Io(error) if !is_no_way(error) => Error::Membership(problem),
+            _ => Error::Setting(problem),
+        }
     }
 }
 
@@ -97,4 +104,16 @@ impl Dial<'_> {
 fn is_out_of_files(error: &io::Error) -> bool {
     // EMFILE and ENFILE, the same numbers on all Unix systems.
     cfg!(unix) && matches!(error.raw_os_error(), Some(23 | 24))
+}
+
+/// Whether no attempt from this address to that one can succeed.
+fn is_no_way(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::InvalidInput | io::ErrorKind::AddrNotAvailable | io::ErrorKind::Unsupported
+    )
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock)
 }

@@ -59,7 +59,7 @@ impl Door {
         host: Arc<impl Host>,
     ) -> Result<Self, Error> {
         if secret.is_open() && !address.ip().is_loopback() {
-            return Err(Error::Membership(format!(
+            return Err(Error::Setting(format!(
                 "listening on {address} without a secret would let anybody join; set the same \
                  PYROCLAST_JOB_SECRET on all ranks, made by `head -c 32 /dev/urandom | base64`"
             )));
@@ -70,7 +70,7 @@ impl Door {
                 io::ErrorKind::AddrNotAvailable => &format!("; {advice}"),
                 _ => "",
             };
-            Error::Membership(format!("listening on {address}: {error}{advice}"))
+            Error::Setting(format!("listening on {address}: {error}{advice}"))
         };
         let listener = TcpListener::bind(address).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;

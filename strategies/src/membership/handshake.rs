@@ -19,7 +19,7 @@ use super::{JobSecret, keyed};
 const MAGIC: &[u8; 8] = b"pyroclst";
 const VERSION: u16 = 1;
 const HELLO: usize = 8 + 2 + 32;
-const CLAIM: usize = 1 + 1 + 2 + 2 + 4 + 4 + 4 + 16;
+const CLAIM: usize = 1 + 1 + 2 + 2 + 4 + 4 + 4 + 4 + 16;
 const VERDICT: usize = 1 + 4;
 
 /// What a connection is for, as its initiator says.
@@ -57,6 +57,8 @@ pub struct Settings {
     pub sockets: u16,
     /// How frames are checked, as a number.
     pub integrity: u8,
+    /// Milliseconds of silence after which a rank has failed.
+    pub heartbeat: u32,
 }
 
 /// Why a member is not let in.
@@ -74,9 +76,10 @@ pub enum Refusal {
     /// That rank has connected before.
     #[error("another process has joined under the same rank; RANK must be different on each")]
     Taken,
-    /// Sockets per peer or integrity differ.
+    /// Sockets per peer, integrity or heartbeat differ.
     #[error(
-        "it has other settings for sockets per peer or integrity; they must be equal on all ranks"
+        "it has other settings for sockets per peer, integrity or heartbeat; they must be equal on all \
+         ranks"
     )]
     OtherSettings,
 }
@@ -93,7 +96,7 @@ pub enum HandshakeError {
     /// The acceptor closed the connection where it would have answered.
     #[error(
         "it closed the connection during the handshake; the job's secret and the version of the \
-         program must be the same on all ranks"
+         program must be the same on all ranks, and it must be allowed enough open files"
     )]
     Closed,
     /// A member that the acceptor does not let in.
@@ -239,7 +242,8 @@ impl Claim {
         bytes[6..10].copy_from_slice(&self.rank.to_le_bytes());
         bytes[10..14].copy_from_slice(&self.peer.to_le_bytes());
         bytes[14..18].copy_from_slice(&self.world.to_le_bytes());
-        bytes[18..].copy_from_slice(&self.job);
+        bytes[18..22].copy_from_slice(&self.settings.heartbeat.to_le_bytes());
+        bytes[22..].copy_from_slice(&self.job);
         bytes
     }
 
@@ -254,11 +258,11 @@ impl Claim {
         };
         Some(Self {
             purpose,
-            settings: Settings { sockets: half(4)?, integrity: bytes[1] },
+            settings: Settings { sockets: half(4)?, integrity: bytes[1], heartbeat: word(18)? },
             rank: word(6)?,
             peer: word(10)?,
             world: word(14)?,
-            job: bytes.get(18..)?.try_into().ok()?,
+            job: bytes.get(22..)?.try_into().ok()?,
         })
     }
 }

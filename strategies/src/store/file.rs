@@ -65,7 +65,7 @@ impl Store for FileStore {
             .and_then(|()| match fs::hard_link(&draft, &path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(match name {
                     FAILURE => super::taken(name),
-                    _ => Error::Membership(format!(
+                    _ => Error::Setting(format!(
                         "{} exists: either two processes have the same RANK, or the folder was used \
                          before and each run needs a new one",
                         path.display()

@@ -3,7 +3,7 @@
 //! Requests and answers are messages of a keyed [channel](crate::membership), one answer per request:
 //!
 //! ```text
-//! set   1 | length of the name u16 | name | value            -> 0 | or 1 | what is wrong
+//! set   1 | length of the name u16 | name | value            -> 0 | or 1 or 2 | what is wrong
 //! get   2 | length of the name u16 | name | milliseconds u64 -> 0 | value, or 1 | what is wrong
 //! fail  3 | 0u16                                             -> 0 | why a rank cannot join, or nothing
 //! ```
@@ -29,6 +29,7 @@ const GET: u8 = 2;
 const FAILURE: u8 = 3;
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
+const REFUSED: u8 = 2;
 
 /// How much longer a rank waits for the host's answer than the host for the value.
 const SLACK: Duration = Duration::from_secs(10);
@@ -204,9 +205,8 @@ impl Connection {
         let answer = exchange(self).map_err(|error| lost(self.rank, &error))?;
         match answer.split_first() {
             Some((&DONE, value)) => Ok(value.to_vec()),
-            Some((_, problem)) => {
-                Err(Error::Membership(String::from_utf8_lossy(problem).into_owned()))
-            }
+            Some((&REFUSED, problem)) => Err(Error::Setting(super::text(problem))),
+            Some((_, problem)) => Err(Error::Membership(super::text(problem))),
             None => Err(lost(self.rank, &io::ErrorKind::InvalidData.into())),
         }
     }
@@ -226,6 +226,7 @@ impl Counter {
             *self.open() += 1;
             let answer = match self.answer(&request) {
                 Ok(value) => [&[DONE], &value[..]].concat(),
+                Err(Error::Setting(problem)) => [&[REFUSED], problem.as_bytes()].concat(),
                 Err(error) => [&[FAILED], error.to_string().as_bytes()].concat(),
             };
             let written = outgoing.write(&mut stream, &answer);
@@ -274,6 +275,10 @@ impl Host for Counter {
             return Err(Refusal::OtherRank(0));
         }
         if claim.world != self.world {
+            // A member, so all are to know: it will not come back, and they would wait for it.
+            let problem =
+                format!("WORLD_SIZE is {} there, but {} on rank 0", claim.world, self.world);
+            self.fail(claim.rank, &problem);
             return Err(Refusal::OtherWorld(self.world));
         }
         let is_known =

@@ -26,7 +26,8 @@ use lane::Lane;
 pub use mesh::{MAX_WORLD, MIN_HEARTBEAT};
 use pulse::Pulse;
 
-/// How much later than a connection for frames the control connection of a lost peer may close.
+/// How much later than a connection for frames the control connection of a lost peer may close; and how
+/// long a rank that leaves waits for others to say that they have heard it.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Most sockets for frames between two ranks.
@@ -231,7 +232,8 @@ impl Drop for Endpoint {
         self.links.iter_mut().flat_map(|link| &mut link.lanes).for_each(Lane::finish);
         let lanes = self.links.iter().flat_map(|link| &link.lanes);
         lanes.for_each(|lane| lane.wait_until_written(&self.abort, deadline));
-        self.pulse.leave(self.heartbeat);
+        // A peer that lives answers at once.
+        self.pulse.leave(GRACE.min(self.heartbeat));
     }
 }
 

@@ -138,11 +138,14 @@ fn batch_size(settings: &Settings) -> usize {
 }
 
 fn train(run: &mut Run) -> Result<(), Error> {
-    let Run { settings, model: config, sampling, trainer, .. } = run;
-    let bytes = match &settings.data {
+    let bytes = match &run.settings.data {
         Some(path) => text::read(path)?,
         None => text::shipped(),
     };
+    let checksum = text::checksum(&bytes);
+    run.trainer.record("data_sha256", checksum.clone());
+    run.recorded["data_sha256"] = checksum.into();
+    let Run { settings, model: config, sampling, trainer, .. } = run;
     let data = TextData::new(&bytes, config.context, val_split(settings))?
         .with_batch_size(batch_size(settings))
         .with_sampling(sampling.clone());

@@ -39,7 +39,7 @@ fn claim() -> Claim {
         peer: 2,
         world: 4,
         job: [9; 16],
-        settings: Settings { sockets: 5, integrity: 2 },
+        settings: Settings { sockets: 5, integrity: 2, heartbeat: 30_000 },
     }
 }
 

@@ -54,7 +54,7 @@ type Connections = BTreeMap<(usize, Purpose), Made>;
 
 /// Refuses settings that cannot work.
 pub(super) fn check(rank: usize, world: usize, options: &TcpOptions) -> Result<(), Error> {
-    let refuse = |problem: String| Err(Error::Membership(problem));
+    let refuse = |problem: String| Err(Error::Setting(problem));
     if world == 0 || world > MAX_WORLD {
         return refuse(format!("WORLD_SIZE is {world}; it must be 1 to {MAX_WORLD}"));
     }
@@ -91,8 +91,11 @@ fn connect(place: &Place, store: &dyn Store, options: &TcpOptions) -> Result<End
     let Place { rank, world, ip, deadline } = *place;
     let secret = options.secret.clone().unwrap_or_else(JobSecret::open);
     let integrity = agree_on_integrity(place, store, options.integrity)?;
-    let settings =
-        Settings { sockets: options.sockets_per_peer as u16, integrity: integrity as u8 };
+    let settings = Settings {
+        sockets: options.sockets_per_peer as u16,
+        integrity: integrity as u8,
+        heartbeat: u32::try_from(options.heartbeat.as_millis()).unwrap_or(u32::MAX),
+    };
     let claim = Claim {
         purpose: Purpose::Control,
         rank: rank as u32,
