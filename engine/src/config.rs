@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainerConfig {
-    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`.
+    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`, `zero1` (also
+    /// `deepspeed_stage_1`), `zero2` (also `deepspeed_stage_2`, `deepspeed`).
     pub strategy: String,
     /// `cpu` (the default), `gpu`, `wgpu`, `vulkan`, `cuda`, `auto`.
     pub accelerator: String,

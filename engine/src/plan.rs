@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use burn::tensor::Device;
 use pyroclast_precision::Precision;
-use pyroclast_strategies::{GroupOptions, Optimizer};
+use pyroclast_strategies::{GroupOptions, Optimizer, Stage};
 use serde::Serialize;
 
 use crate::config::TrainerConfig;
@@ -24,6 +24,45 @@ pub enum Strategy {
     Single,
     /// Every rank holds the whole model; gradients are averaged.
     Ddp,
+    /// As [`Strategy::Ddp`], with master weights and optimizer state in shards.
+    Zero1,
+    /// As [`Strategy::Zero1`], with gradients in shards, too.
+    Zero2,
+}
+
+impl Strategy {
+    /// Names that mean a strategy, the first of each its own. `deepspeed` is the stage that DeepSpeed
+    /// users get in Lightning if they name none.
+    const NAMES: [(&'static str, Self); 7] = [
+        ("single", Self::Single),
+        ("ddp", Self::Ddp),
+        ("zero1", Self::Zero1),
+        ("zero2", Self::Zero2),
+        ("deepspeed", Self::Zero2),
+        ("deepspeed_stage_1", Self::Zero1),
+        ("deepspeed_stage_2", Self::Zero2),
+    ];
+
+    /// The name in the resolved configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let named = Self::NAMES.iter().find(|(_, strategy)| *strategy == self);
+        named.map_or("single", |(name, _)| name)
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, strategy)| *strategy)
+    }
+
+    /// What the ranks hold in shards.
+    #[must_use]
+    pub fn stage(self) -> Stage {
+        match self {
+            Self::Single | Self::Ddp => Stage::Nothing,
+            Self::Zero1 => Stage::Optimizer,
+            Self::Zero2 => Stage::Gradients,
+        }
+    }
 }
 
 /// A configuration that has been checked and resolved.
@@ -151,10 +190,7 @@ fn resolved(
     optimizer: &Optimizer,
 ) -> TrainerConfig {
     TrainerConfig {
-        strategy: match strategy {
-            Strategy::Single => "single".to_owned(),
-            Strategy::Ddp => "ddp".to_owned(),
-        },
+        strategy: strategy.name().to_owned(),
         accelerator: accelerator.name().to_owned(),
         weight_decay: Some(optimizer.weight_decay()),
         max_steps: if config.fast_dev_run { Some(1) } else { config.max_steps },
@@ -199,6 +235,21 @@ mod tests {
         assert_eq!((one.strategy, one.resolved.strategy.as_str()), (Strategy::Single, "single"));
         let two = steps(|c| c.devices = 2).expect("two ranks should be valid");
         assert_eq!((two.strategy, two.resolved.strategy.as_str()), (Strategy::Ddp, "ddp"));
+    }
+
+    #[test]
+    fn strategies_have_the_names_of_lightning_and_deepspeed() {
+        for (name, own, stage) in [
+            ("zero1", "zero1", Stage::Optimizer),
+            ("deepspeed_stage_1", "zero1", Stage::Optimizer),
+            ("zero2", "zero2", Stage::Gradients),
+            ("deepspeed_stage_2", "zero2", Stage::Gradients),
+            ("deepspeed", "zero2", Stage::Gradients),
+            ("ddp", "ddp", Stage::Nothing),
+        ] {
+            let plan = steps(|c| (c.strategy, c.devices) = (name.to_owned(), 2)).expect(name);
+            assert_eq!((plan.resolved.strategy.as_str(), plan.strategy.stage()), (own, stage));
+        }
     }
 
     #[test]

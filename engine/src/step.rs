@@ -58,7 +58,7 @@ pub(crate) fn optimizer_step<T: TrainModule>(
     let verdict = Verdict::new(sum_of_squares, totals.weight);
     // One factor carries the true average over micro-batches and ranks, and the clipping.
     let model = match verdict.is_finite() {
-        true => strategy.step(model, verdict.scale(step.clip), step.lr),
+        true => strategy.step(model, verdict.scale(step.clip), step.lr)?,
         false => model,
     };
     Ok((model, StepReport { totals, verdict }))

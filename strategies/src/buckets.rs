@@ -16,6 +16,7 @@ use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::{Pending, ProcessGroup};
 use crate::layout::Layout;
+use crate::stage::Stage;
 use crate::unit::{ParamGrad, take};
 
 /// Which micro-batch of a step is running.
@@ -42,6 +43,7 @@ pub enum Counts {
 pub(crate) struct GradientBuckets {
     layout: Arc<Layout>,
     group: Arc<ProcessGroup>,
+    stage: Stage,
     state: Mutex<State>,
 }
 
@@ -61,6 +63,10 @@ struct Bucket {
     storage: Storage,
     /// By parameter: whether a gradient has arrived in this step.
     seen: Vec<bool>,
+    /// By parameter: whether `storage` has a gradient of it, or what an earlier step left there.
+    written: Vec<bool>,
+    /// Under [`Stage::Gradients`]: sums over ranks of the own shard. None before the first micro-batch.
+    shard: Option<Vec<f32>>,
     /// Forward passes of the unit whose backward pass has not run.
     open: usize,
     is_final: bool,
@@ -68,8 +74,10 @@ struct Bucket {
 
 #[derive(Debug)]
 enum Storage {
-    /// Local sums, or, after the reduction, sums over all ranks.
+    /// Local sums, or, after the reduction, sums over all ranks: all of them, or in the own shard.
     Here(Vec<f32>),
+    /// Not needed until the unit's next backward pass.
+    Freed,
     /// With the communication thread.
     InFlight(Pending<Vec<f32>>),
     /// Lost to an error.
@@ -86,10 +94,15 @@ impl Storage {
 }
 
 impl GradientBuckets {
-    pub(crate) fn new(layout: Arc<Layout>, group: Arc<ProcessGroup>) -> Self {
+    pub(crate) fn new(layout: Arc<Layout>, group: Arc<ProcessGroup>, stage: Stage) -> Self {
         let bucket = |unit: &crate::UnitLayout| Bucket {
-            storage: Storage::Here(vec![0.0; unit.len]),
+            storage: match stage {
+                Stage::Gradients => Storage::Freed,
+                Stage::Nothing | Stage::Optimizer => Storage::Here(vec![0.0; unit.len]),
+            },
             seen: vec![false; unit.params.len()],
+            written: vec![false; unit.params.len()],
+            shard: None,
             open: 0,
             is_final: false,
         };
@@ -101,7 +114,7 @@ impl GradientBuckets {
             counts: Counts::Yes,
             error: None,
         };
-        Self { layout, group, state: Mutex::new(state) }
+        Self { layout, group, stage, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -114,6 +127,8 @@ impl GradientBuckets {
         state.unlaunched = state.buckets.len();
         for bucket in &mut state.buckets {
             bucket.seen.fill(false);
+            bucket.written.fill(false);
+            bucket.shard = None;
         }
     }
 
@@ -124,6 +139,14 @@ impl GradientBuckets {
         for bucket in &mut state.buckets {
             (bucket.open, bucket.is_final) = (0, false);
         }
+        if self.stage == Stage::Gradients {
+            state.unlaunched = state.buckets.len();
+        }
+    }
+
+    /// Whether buckets are reduced in this micro-batch.
+    fn reduces(&self, state: &State) -> bool {
+        state.micro_batch == MicroBatch::Last || self.stage == Stage::Gradients
     }
 
     /// A unit's forward pass has run, so one more backward pass of it is to be expected.
@@ -138,16 +161,17 @@ impl GradientBuckets {
         let bucket = &mut state.buckets[unit];
         bucket.open = bucket.open.saturating_sub(1);
         bucket.is_final = bucket.open == 0;
-        if state.micro_batch == MicroBatch::Last {
+        if self.reduces(state) {
             self.launch_final(state);
         }
     }
 
-    /// The whole backward pass of a micro-batch has run; takes the root unit's gradients.
+    /// The whole backward pass of a micro-batch has run; takes the root unit's gradients. Under
+    /// [`Stage::Gradients`] it waits for the reductions, and frees what is not this rank's.
     ///
     /// # Errors
     ///
-    /// What went wrong inside the backward pass.
+    /// What went wrong inside the backward pass, or what ended a collective.
     pub(crate) fn backward_finished<M: Module>(
         &self,
         model: &M,
@@ -155,7 +179,23 @@ impl GradientBuckets {
     ) -> Result<(), Error> {
         let state = &mut *self.lock();
         self.add(state, take(model, &mut grads));
-        state.error.take().map_or(Ok(()), Err)
+        state.error.take().map_or(Ok(()), Err)?;
+        if self.stage != Stage::Gradients {
+            return Ok(());
+        }
+        self.launch_all(state);
+        for (bucket, unit) in state.buckets.iter_mut().zip(&self.layout.units) {
+            let reduced = match std::mem::replace(&mut bucket.storage, Storage::Freed) {
+                Storage::InFlight(pending) => pending.wait()?,
+                _ => continue,
+            };
+            let own = &reduced[self.stage.owned(unit, &self.group)];
+            match &mut bucket.shard {
+                Some(sums) => gradient::accumulate(sums, own),
+                None => bucket.shard = Some(own.to_vec()),
+            }
+        }
+        Ok(())
     }
 
     /// Waits until every bucket holds the sum over all ranks.
@@ -166,10 +206,10 @@ impl GradientBuckets {
     pub(crate) fn finish_step(&self) -> Result<(), Error> {
         let state = &mut *self.lock();
         self.zero_unseen(state)?;
-        for bucket in &mut state.buckets {
-            bucket.is_final = true;
+        if self.stage == Stage::Gradients {
+            return Ok(());
         }
-        self.launch_final(state);
+        self.launch_all(state);
         for bucket in &mut state.buckets {
             bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
                 Storage::InFlight(pending) => Storage::Here(pending.wait()?),
@@ -179,11 +219,16 @@ impl GradientBuckets {
         Ok(())
     }
 
-    /// Hands each unit's reduced gradients to `each`, with what is known of which parameters
-    /// received one.
+    /// Hands what this rank owns of each unit's reduced gradients to `each`, with what is known of
+    /// which parameters received one.
     pub(crate) fn for_each(&self, mut each: impl FnMut(usize, &[f32], &[bool])) {
         for (unit, bucket) in self.lock().buckets.iter().enumerate() {
-            each(unit, bucket.storage.here(), &bucket.seen);
+            let owned = self.stage.owned(&self.layout.units[unit], &self.group);
+            let gradients = match &bucket.shard {
+                Some(shard) => shard,
+                None => bucket.storage.here().get(owned).unwrap_or_default(),
+            };
+            each(unit, gradients, &bucket.seen);
         }
     }
 
@@ -198,13 +243,18 @@ impl GradientBuckets {
             let (unit, param) = places[position];
             let slot = self.layout.slot(places[position]);
             let bucket = &mut state.buckets[unit];
+            if let Storage::Freed = bucket.storage {
+                bucket.storage = Storage::Here(vec![0.0; self.layout.units[unit].len]);
+                bucket.written.fill(false);
+            }
             let Storage::Here(sums) = &mut bucket.storage else {
                 late = Some(Error::LateGradient { path: slot.info.path.clone() });
                 return;
             };
             let sums = &mut sums[slot.range.clone()];
-            let seen = std::mem::replace(&mut bucket.seen[param], true);
-            match (state.counts, seen) {
+            bucket.seen[param] = true;
+            let written = std::mem::replace(&mut bucket.written[param], true);
+            match (state.counts, written) {
                 (Counts::Yes, true) => gradient::accumulate(sums, values),
                 (Counts::Yes, false) => sums.copy_from_slice(values),
                 (Counts::No, true) => {}
@@ -222,19 +272,43 @@ impl GradientBuckets {
     fn launch_final(&self, state: &mut State) {
         while let Some(unit) = state.unlaunched.checked_sub(1) {
             let bucket = &mut state.buckets[unit];
-            let everything_seen = bucket.seen.iter().all(|seen| *seen);
+            let everything_written = bucket.written.iter().all(|written| *written);
             // Tied weights may add to the root until the very end.
-            if !bucket.is_final || !everything_seen && self.group.world() > 1 {
+            if !bucket.is_final || !everything_written && self.group.world() > 1 {
                 return;
             }
-            bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
-                Storage::Here(sums) if self.group.world() > 1 => {
-                    Storage::InFlight(self.group.ring_all_reduce(sums, ReduceOp::Sum))
-                }
-                other => other,
-            };
+            self.launch(bucket, unit);
             state.unlaunched = unit;
         }
+    }
+
+    /// Launches all reductions that have not been, in the same order.
+    fn launch_all(&self, state: &mut State) {
+        while let Some(unit) = state.unlaunched.checked_sub(1) {
+            let bucket = &mut state.buckets[unit];
+            bucket.is_final = true;
+            self.launch(bucket, unit);
+            state.unlaunched = unit;
+        }
+    }
+
+    fn launch(&self, bucket: &mut Bucket, unit: usize) {
+        let sums = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
+            Storage::Here(sums) => sums,
+            // No gradient reached the unit in this micro-batch, but it may have on another rank.
+            Storage::Freed => vec![0.0; self.layout.units[unit].len],
+            other => {
+                bucket.storage = other;
+                return;
+            }
+        };
+        bucket.storage = if self.group.world() == 1 {
+            Storage::Here(sums)
+        } else if self.stage == Stage::Nothing {
+            Storage::InFlight(self.group.ring_all_reduce(sums, ReduceOp::Sum))
+        } else {
+            Storage::InFlight(self.group.reduce_scatter(sums, ReduceOp::Sum))
+        };
     }
 
     /// Clears the ranges of parameters that no gradient reached, which on several ranks is an error.

@@ -1,22 +1,28 @@
-//! Data parallelism: every rank holds the whole model and sees its own data; gradients are summed.
+//! Data parallelism: every rank sees its own data, and gradients are summed. What the ranks hold in
+//! shards is a [`Stage`]; there is one path for all of them.
 //!
 //! A single rank is the group of size one and takes the same path.
+
+mod weights;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Gradients, Tensor};
-use pyroclast_kernels::{gradient, interop};
+use burn::module::Module;
+use burn::tensor::Gradients;
+use pyroclast_kernels::gradient;
 
 use crate::buckets::{Counts, GradientBuckets, MicroBatch};
 use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::ProcessGroup;
-use crate::layout::{Layout, ParamInfo, shape_of};
+use crate::layout::{Layout, ParamInfo, ParamSlot};
 use crate::optimizer::{FlatOptimizer, Gradients1d, Optimizer, ParamGroup};
 use crate::parameters;
+use crate::shard::shard;
+use crate::stage::Stage;
 use crate::unit::Installed;
+use weights::{Weights, WriteBack};
 
 /// One rank's part in the training of one model: layout, gradient buckets and optimizer.
 ///
@@ -26,14 +32,17 @@ use crate::unit::Installed;
 #[derive(Debug)]
 pub struct DataParallel {
     group: Arc<ProcessGroup>,
+    stage: Stage,
     layout: Arc<Layout>,
     buckets: Arc<GradientBuckets>,
     optimizer: FlatOptimizer,
 }
 
-/// The optimizer and the groups of parameters for which it has other settings.
+/// The optimizer, the groups of parameters for which it has other settings, and what is sharded.
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerSetup {
+    /// What each rank holds only its own shard of.
+    pub stage: Stage,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Groups, of which the first that matches a parameter applies to it.
@@ -63,18 +72,29 @@ impl DataParallel {
     ) -> Result<(M, Self), Error> {
         let layout = Arc::new(Layout::of(&model, group.world())?);
         check_same_layout(&layout, group)?;
-        let masters = flatten(&model, &layout)?
+        // One rank owns everything.
+        let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
+        let weights = flatten(&model, &layout)?
             .into_iter()
             .map(|unit| group.broadcast(unit, 0).wait())
             .collect::<Result<Vec<_>, Error>>()?;
         let model = broadcast_untrained(model, &layout, group)?;
-        let optimizer = FlatOptimizer::new(setup.optimizer, &setup.groups, &layout, masters);
-        let buckets = Arc::new(GradientBuckets::new(Arc::clone(&layout), Arc::clone(group)));
-        let this = Self { group: Arc::clone(group), layout, buckets, optimizer };
+        let model = WriteBack::all(model, &layout, &weights)?;
+        let owned = layout.units.iter().zip(weights).map(|(unit, weights)| {
+            let owned = stage.owned(unit, group);
+            let own =
+                if stage == Stage::Nothing { weights } else { weights[owned.clone()].to_vec() };
+            (owned, own)
+        });
+        let optimizer =
+            FlatOptimizer::new(setup.optimizer, &setup.groups, &layout, owned.collect());
+        let (group, shared) = (Arc::clone(group), Arc::clone(&layout));
+        let buckets = Arc::new(GradientBuckets::new(shared, Arc::clone(&group), stage));
+        let this = Self { group, stage, layout, buckets, optimizer };
         for (unit, cell) in this.layout.cells().iter().enumerate() {
             cell.install(Installed { buckets: Arc::clone(&this.buckets), unit: unit + 1 })?;
         }
-        Ok((this.write_back(model), this))
+        Ok((model, this))
     }
 
     /// The layout of the trainable parameters.
@@ -108,8 +128,9 @@ impl DataParallel {
         told(&self.group, self.buckets.backward_finished(model, grads))
     }
 
-    /// Waits until gradients are summed over all ranks, and returns the sum of their squares. Each
-    /// unit's is taken in fixed blocks, and units are added in order: every rank gets the same bits.
+    /// Waits until gradients are summed over all ranks, and returns the sum of their squares. It is
+    /// taken by unit and shard, and these are added in order, whoever holds them: every rank gets the
+    /// same bits, under every [`Stage`].
     ///
     /// # Errors
     ///
@@ -117,20 +138,45 @@ impl DataParallel {
     /// told.
     pub fn reduce(&self) -> Result<f64, Error> {
         told(&self.group, self.buckets.finish_step())?;
-        let mut sum = 0.0;
-        self.buckets.for_each(|_, gradients, _| sum += gradient::sum_of_squares(gradients));
-        Ok(sum)
+        told(&self.group, self.sum_of_squares())
     }
 
-    /// One optimizer step with the reduced gradients times `scale`; returns the updated model.
-    #[must_use]
-    pub fn step<M: Module>(&mut self, model: M, scale: f32, lr: f64) -> M {
+    fn sum_of_squares(&self) -> Result<f64, Error> {
+        let (world, rank) = (self.group.world(), self.group.rank());
+        let units = self.layout.units.len();
+        // By rank and unit.
+        let mut sums = vec![0.0; world * units];
+        self.buckets.for_each(|unit, gradients, _| match self.stage {
+            Stage::Nothing => {
+                for owner in 0..world {
+                    let own = shard(gradients.len(), world, owner);
+                    sums[owner * units + unit] = gradient::sum_of_squares(&gradients[own]);
+                }
+            }
+            Stage::Optimizer | Stage::Gradients => {
+                sums[rank * units + unit] = gradient::sum_of_squares(gradients);
+            }
+        });
+        if self.stage != Stage::Nothing {
+            sums = self.group.all_gather(sums).wait()?;
+        }
+        let of_unit = |unit: usize| -> f64 { (0..world).map(|r| sums[r * units + unit]).sum() };
+        Ok((0..units).map(of_unit).sum())
+    }
+
+    /// One optimizer step with the reduced gradients times `scale`; returns the updated model. Where
+    /// weights are stepped in shards, the ranks then give each other theirs.
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn step<M: Module>(&mut self, model: M, scale: f32, lr: f64) -> Result<M, Error> {
         let Self { optimizer, layout, buckets, .. } = self;
         let update = optimizer.begin_step(scale, lr);
         buckets.for_each(|unit, gradients, seen| {
             optimizer.step_unit(update, unit, &layout.units[unit], Gradients1d { gradients, seen });
         });
-        self.write_back(model)
+        told(&self.group, self.write_back(model))
     }
 
     /// Gives every rank rank 0's frozen parameters and buffers. Running statistics differ between
@@ -146,13 +192,41 @@ impl DataParallel {
         broadcast_untrained(model, &self.layout, &self.group)
     }
 
-    /// The optimizer's state: for each of its [names](Optimizer::state_names) and each trainable
-    /// parameter, as many numbers as the parameter has.
-    pub fn state(&self) -> impl Iterator<Item = (&'static str, &ParamInfo, &[f32])> {
-        self.layout.slots().flat_map(|(unit, slot)| {
-            let state = self.optimizer.state(unit, &slot.range);
-            state.map(move |(name, values)| (name, &slot.info, values))
-        })
+    /// The optimizer's state, on rank 0: for each of its [names](Optimizer::state_names) and each
+    /// trainable parameter, as many numbers as the parameter has. Other ranks get none, and must call
+    /// it all the same.
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn state(&self) -> Result<Vec<StateEntry<'_>>, Error> {
+        told(&self.group, self.gather_state())
+    }
+
+    fn gather_state(&self) -> Result<Vec<StateEntry<'_>>, Error> {
+        let mut entries = vec![];
+        for (unit, layout) in self.layout.units.iter().enumerate() {
+            let names = self.optimizer.state_names().iter().copied();
+            for (name, own) in names.zip(self.optimizer.state(unit)) {
+                let all = match self.stage {
+                    Stage::Nothing => own.clone(),
+                    Stage::Optimizer | Stage::Gradients => {
+                        let mut all = vec![0.0; layout.len];
+                        all[self.optimizer.owned(unit).clone()].copy_from_slice(own);
+                        self.group.gather(all, 0).wait()?
+                    }
+                };
+                if self.group.rank() == 0 {
+                    let entry = |slot: &'_ ParamSlot| all[slot.range.clone()].to_vec();
+                    entries.extend(layout.params.iter().map(|slot| StateEntry {
+                        name,
+                        info: &slot.info,
+                        values: entry(slot),
+                    }));
+                }
+            }
+        }
+        Ok(entries)
     }
 
     /// Continues from the numbers that `model` now has, after `steps` steps. `find` gets a state's
@@ -169,27 +243,44 @@ impl DataParallel {
     ) -> Result<M, Error> {
         self.optimizer.set_steps(steps);
         for (unit, weights) in flatten(&model, &self.layout)?.into_iter().enumerate() {
-            self.optimizer.set_master(unit, weights);
+            self.optimizer.set_master(unit, &weights);
         }
         for (unit, slot) in self.layout.slots() {
             let path = &slot.info.path;
-            for (name, target) in self.optimizer.state_mut(unit, &slot.range) {
+            for (position, name) in self.optimizer.state_names().iter().enumerate() {
                 let values = find(name, path)
                     .ok_or_else(|| Error::MissingValues(format!("{name}.{path}")))?;
-                if values.len() != target.len() {
-                    let (path, expected) = (path.clone(), target.len());
+                if values.len() != slot.range.len() {
+                    let (path, expected) = (path.clone(), slot.range.len());
                     return Err(Error::WrongLength { path, expected, found: values.len() });
                 }
-                target.copy_from_slice(&values);
+                self.optimizer.set_state(unit, position, &slot.range, &values);
             }
         }
-        Ok(self.write_back(model))
+        Ok(model)
     }
 
     /// Gives the model the master weights.
-    fn write_back<M: Module>(&self, model: M) -> M {
-        model.map(&mut WriteBack { layout: &self.layout, optimizer: &self.optimizer })
+    fn write_back<M: Module>(&self, model: M) -> Result<M, Error> {
+        let weights = match self.stage {
+            Stage::Nothing => Weights::Here(&self.optimizer),
+            Stage::Optimizer | Stage::Gradients => {
+                Weights::gathered(&self.group, &self.layout, &self.optimizer)
+            }
+        };
+        WriteBack::new(&self.layout, weights).run(model)
     }
+}
+
+/// One name of the optimizer's state for one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateEntry<'a> {
+    /// Which state, as torch names it.
+    pub name: &'static str,
+    /// Of which parameter.
+    pub info: &'a ParamInfo,
+    /// As many numbers as the parameter has.
+    pub values: Vec<f32>,
 }
 
 impl Drop for DataParallel {
@@ -247,20 +338,6 @@ fn broadcast_untrained<M: Module>(
         untrained.insert(named.id, group.broadcast(named.values, 0).wait()?);
     }
     parameters::write_where(model, |id, _| untrained.remove(&id))
-}
-
-struct WriteBack<'a> {
-    layout: &'a Layout,
-    optimizer: &'a FlatOptimizer,
-}
-
-impl ModuleMapper for WriteBack<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(place) = self.layout.locate(param.id) else { return param };
-        let slot = self.layout.slot(place);
-        let values = &self.optimizer.master(place.0)[slot.range.clone()];
-        param.map(|tensor| interop::tensor(values, shape_of(slot), &tensor.device()).require_grad())
-    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ pub mod membership;
 pub mod optimizer;
 pub mod parameters;
 pub mod shard;
+mod stage;
 pub mod store;
 #[cfg(test)]
 mod testing;
@@ -33,10 +34,11 @@ mod unit;
 
 pub use buckets::{Counts, MicroBatch};
 pub use collectives::{Algorithm, CostModel, Element, ReduceOp, Workload};
-pub use data_parallel::{DataParallel, OptimizerSetup};
+pub use data_parallel::{DataParallel, OptimizerSetup, StateEntry};
 pub use description::{Description, Dtype, GroupId, Operation};
 pub use error::Error;
 pub use group::{GroupOptions, Mesh, Pending, ProcessGroup, Traffic};
 pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use optimizer::{Optimizer, ParamGroup};
+pub use stage::Stage;
 pub use unit::Unit;

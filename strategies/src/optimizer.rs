@@ -145,18 +145,20 @@ pub(crate) struct FlatOptimizer {
 struct UnitState {
     /// By parameter.
     settings: Vec<Settings>,
+    /// The part of the unit's flat buffer that this rank steps. The vectors below hold it alone.
+    owned: Range<usize>,
     master: Vec<f32>,
     /// In the order of [`Optimizer::state_names`].
     state: Vec<Vec<f32>>,
 }
 
 impl FlatOptimizer {
-    /// Starts from the given flat weights, one buffer per unit.
+    /// Starts from the given flat weights: by unit the range that this rank owns, and what is in it.
     pub(crate) fn new(
         optimizer: Optimizer,
         groups: &[ParamGroup],
         layout: &Layout,
-        masters: Vec<Vec<f32>>,
+        masters: Vec<(Range<usize>, Vec<f32>)>,
     ) -> Self {
         let settings = |info: &ParamInfo| {
             let group = groups.iter().find(|group| (group.matches)(info));
@@ -167,8 +169,9 @@ impl FlatOptimizer {
                 lr_factor: group.map_or(1.0, |group| group.lr_factor),
             }
         };
-        let units = layout.units.iter().zip(masters).map(|(unit, master)| UnitState {
+        let units = layout.units.iter().zip(masters).map(|(unit, (owned, master))| UnitState {
             settings: unit.params.iter().map(|slot| settings(&slot.info)).collect(),
+            owned,
             state: optimizer.state_names().iter().map(|_| vec![0.0; master.len()]).collect(),
             master,
         });
@@ -186,7 +189,8 @@ impl FlatOptimizer {
         Update { scale, lr, step: self.steps }
     }
 
-    /// Steps the parameters of a unit that received a gradient.
+    /// Steps the owned part of those parameters of a unit that received a gradient. The gradients are
+    /// those of the owned part.
     pub(crate) fn step_unit(
         &mut self,
         update: Update,
@@ -198,6 +202,7 @@ impl FlatOptimizer {
         let optimizer = self.optimizer;
         let state = &mut self.units[unit];
         for (range, settings) in segments(layout, &state.settings, seen) {
+            let range = within(&range, &state.owned);
             let weights = &mut state.master[range.clone()];
             let gradient = &gradients[range.clone()];
             let lr = update.lr * settings.lr_factor;
@@ -221,41 +226,58 @@ impl FlatOptimizer {
         }
     }
 
-    /// A unit's flat weights.
+    /// The part of a unit that this rank owns.
+    pub(crate) fn owned(&self, unit: usize) -> &Range<usize> {
+        &self.units[unit].owned
+    }
+
+    /// The weights of the owned part of a unit.
     pub(crate) fn master(&self, unit: usize) -> &[f32] {
         &self.units[unit].master
     }
 
-    /// Overwrites a unit's flat weights.
-    pub(crate) fn set_master(&mut self, unit: usize, weights: Vec<f32>) {
-        self.units[unit].master = weights;
+    /// Overwrites the owned part of a unit, given all of it.
+    pub(crate) fn set_master(&mut self, unit: usize, weights: &[f32]) {
+        let UnitState { owned, master, .. } = &mut self.units[unit];
+        master.copy_from_slice(&weights[owned.clone()]);
     }
 
-    /// The state of one parameter, by name.
-    pub(crate) fn state(
-        &self,
-        unit: usize,
-        range: &Range<usize>,
-    ) -> impl Iterator<Item = (&'static str, &[f32])> {
-        let names = self.optimizer.state_names().iter().copied();
-        let range = range.clone();
-        names.zip(self.units[unit].state.iter().map(move |buffer| &buffer[range.clone()]))
+    /// Names of the state.
+    pub(crate) fn state_names(&self) -> &'static [&'static str] {
+        self.optimizer.state_names()
     }
 
-    /// The state of one parameter, by name.
-    pub(crate) fn state_mut(
+    /// The state of the owned part of a unit, in the order of its names.
+    pub(crate) fn state(&self, unit: usize) -> &[Vec<f32>] {
+        &self.units[unit].state
+    }
+
+    /// Overwrites what is owned of the state of one parameter, given all of it. `name` is the
+    /// position of the state's name.
+    pub(crate) fn set_state(
         &mut self,
         unit: usize,
+        name: usize,
         range: &Range<usize>,
-    ) -> impl Iterator<Item = (&'static str, &mut [f32])> {
-        let names = self.optimizer.state_names().iter().copied();
-        let range = range.clone();
-        names.zip(self.units[unit].state.iter_mut().map(move |buffer| &mut buffer[range.clone()]))
+        all: &[f32],
+    ) {
+        let UnitState { owned, state, .. } = &mut self.units[unit];
+        let target = within(range, owned);
+        if !target.is_empty() {
+            let start = owned.start + target.start - range.start;
+            state[name][target.clone()].copy_from_slice(&all[start..start + target.len()]);
+        }
     }
 
     pub(crate) fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
+}
+
+/// The part of `range` that lies in `owned`, counted from the start of `owned`.
+fn within(range: &Range<usize>, owned: &Range<usize>) -> Range<usize> {
+    let inside = |at: usize| at.clamp(owned.start, owned.end) - owned.start;
+    inside(range.start)..inside(range.end)
 }
 
 /// Ranges of neighbouring parameters that share settings, leaving out those without a gradient.

@@ -84,7 +84,7 @@ pub(crate) fn device() -> Device {
 /// Plain SGD: the change of a weight is its gradient.
 pub(crate) fn sgd() -> OptimizerSetup {
     let optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-    OptimizerSetup { optimizer, groups: vec![] }
+    OptimizerSetup { optimizer, ..OptimizerSetup::default() }
 }
 
 pub(crate) fn single() -> Arc<ProcessGroup> {
@@ -112,7 +112,7 @@ pub(crate) fn step<M: Module>(
         strategy.collect(&model, grads)?;
     }
     strategy.reduce()?;
-    Ok(strategy.step(model, 1.0, 0.5))
+    strategy.step(model, 1.0, 0.5)
 }
 
 /// Runs `body` on two ranks, each with a net of its own, and returns what they return.

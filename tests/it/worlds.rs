@@ -87,6 +87,37 @@ fn ddp_on_one_rank_is_single_bit_by_bit() {
 }
 
 #[test]
+fn zero_is_ddp_bit_by_bit_and_with_several_micro_batches_within_rounding() {
+    for (world, optimizer, clip, micro_batches) in [
+        (2, "sgd", None, 1),
+        (3, "adamw", Some(0.5), 1),
+        (2, "adamw", None, 3),
+        (3, "sgd", Some(0.5), 2),
+    ] {
+        let run = |strategy: &str| {
+            let config = TrainerConfig {
+                strategy: strategy.to_owned(),
+                accumulate_grad_batches: micro_batches,
+                gradient_clip_val: clip,
+                ..config(optimizer, world)
+            };
+            train(config, 2)
+        };
+        let what = format!("{world} ranks, {optimizer}, {micro_batches} micro-batches");
+        let ddp = run("ddp");
+        assert_eq!(run("zero1").weights, ddp.weights, "zero1, {what}");
+        let zero2 = run("zero2");
+        if micro_batches == 1 {
+            assert_eq!(zero2.weights, ddp.weights, "zero2, {what}");
+        }
+        for (zero2, ddp) in zero2.rows.iter().zip(&ddp.rows) {
+            let loss = |row: &Metrics| row.loss.expect("a loss");
+            assert_close(loss(zero2), loss(ddp), 1e-5, &what);
+        }
+    }
+}
+
+#[test]
 fn a_last_step_with_too_few_samples_averages_those_there_are() {
     // 31 windows: the third step of 3 ranks x 4 has 7 samples, so rank 1 gets 3 and rank 2 none.
     let text = &golden_text()[..31 * TINY.context + 1];

@@ -19,17 +19,8 @@ const MAX_MICRO_BATCHES: usize = 1 << 20;
 pub(super) struct Check(pub(super) Vec<Mistake>);
 
 /// Strategies that Lightning or DeepSpeed users may ask for and that this version does not build.
-const STRATEGIES_NOT_YET: [&str; 9] = [
-    "fsdp",
-    "fsdp_cpu_offload",
-    "zero1",
-    "zero2",
-    "zero3",
-    "deepspeed",
-    "ddp_spawn",
-    "hybrid_shard",
-    "deepspeed_stage_",
-];
+const STRATEGIES_NOT_YET: [&str; 5] =
+    ["fsdp", "zero3", "ddp_spawn", "hybrid_shard", "deepspeed_stage_"];
 
 impl Check {
     fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
@@ -74,22 +65,21 @@ impl Check {
         match config.strategy.as_str() {
             "auto" if world > 1 => Some(Strategy::Ddp),
             "auto" => Some(Strategy::Single),
-            "ddp" => Some(Strategy::Ddp),
             "single" if world > 1 => {
                 let problem = format!("`single` is for one rank, but there are {world}; use `ddp`");
                 self.mistake("strategy", problem);
                 None
             }
-            "single" => Some(Strategy::Single),
-            name if STRATEGIES_NOT_YET.iter().any(|known| name.starts_with(known)) => {
-                self.mistake("strategy", format!("`{name}` is not in this version; use `ddp`"));
+            name => Strategy::named(name).or_else(|| {
+                let known = Strategy::NAMES.map(|(known, _)| known).join(", ");
+                let is_later = STRATEGIES_NOT_YET.iter().any(|later| name.starts_with(later));
+                let problem = match is_later {
+                    true => format!("`{name}` is not in this version; there are auto, {known}"),
+                    false => format!("unknown strategy `{name}`; there are auto, {known}"),
+                };
+                self.mistake("strategy", problem);
                 None
-            }
-            name => {
-                let known = "auto, single, ddp";
-                self.mistake("strategy", format!("unknown strategy `{name}`; there are {known}"));
-                None
-            }
+            }),
         }
     }
 

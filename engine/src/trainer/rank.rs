@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use pyroclast_strategies::{DataParallel, OptimizerSetup, ProcessGroup, ReduceOp, parameters};
+use pyroclast_strategies::{
+    DataParallel, OptimizerSetup, ProcessGroup, ReduceOp, StateEntry, parameters,
+};
 
 use super::agreement::agree_on_settings;
 use super::initialise::{Randomness, agree, build_model, check_identity, restore};
@@ -88,8 +90,11 @@ where
     agree(resumed.as_ref(), &group)?;
     let model = build_model(shared, &context, &group)?;
     let randomness = Randomness::of(&model, shared)?;
-    let setup =
-        OptimizerSetup { optimizer: plan.optimizer, groups: shared.task.optimizer_groups() };
+    let setup = OptimizerSetup {
+        stage: plan.strategy.stage(),
+        optimizer: plan.optimizer,
+        groups: shared.task.optimizer_groups(),
+    };
     let (mut model, mut strategy) = DataParallel::new(model, &group, &setup)?;
     if let Some(checkpoint) = &resumed {
         check_identity(&checkpoint.manifest, shared.config, train.dataset.len() as u64)?;
@@ -223,9 +228,7 @@ impl<T: TrainModule> Rank<'_, T> {
         strategy: &DataParallel,
         report: &StepReport,
     ) -> Result<Error, Error> {
-        if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.is_first()) {
-            self.save(folder, model, strategy)?;
-        }
+        self.save(model, strategy)?;
         self.group.barrier()?;
         let (loss, norm) = (report.totals.loss(), report.verdict.norm());
         Ok(Error::NotFinite { step: self.progress.step + 1, loss, norm })
@@ -338,9 +341,9 @@ impl<T: TrainModule> Rank<'_, T> {
         strategy: &DataParallel,
         reason: StopReason,
     ) -> Result<(), Error> {
+        self.save(model, strategy)?;
         if self.is_first() {
             if let Some(folder) = &self.shared.folder {
-                self.save(folder, model, strategy)?;
                 report::write(folder, self.shared.config)?;
             }
             self.callbacks.iter_mut().for_each(|callback| callback.on_fit_end(reason));
@@ -348,17 +351,19 @@ impl<T: TrainModule> Rank<'_, T> {
         Ok(self.group.barrier()?)
     }
 
-    /// Saves the run as it is now. A resumed run that has taken no step keeps the checkpoint that it
-    /// came from.
-    fn save(
-        &self,
-        folder: &RunFolder,
-        model: &T::Model,
-        strategy: &DataParallel,
-    ) -> Result<(), Error> {
-        if self.progress.step == self.progress.first_step {
+    /// Saves the run as it is now, with what the ranks hold between them; rank 0 writes. A resumed run
+    /// that has taken no step keeps the checkpoint that it came from.
+    fn save(&self, model: &T::Model, strategy: &DataParallel) -> Result<(), Error> {
+        // Only rank 0 may know of a folder.
+        let saves = self.is_first() && self.shared.folder.is_some();
+        let saves = self.group.broadcast(vec![u8::from(saves)], 0).wait()? == [1];
+        if !saves || self.progress.step == self.progress.first_step {
             return Ok(());
         }
+        let state = strategy.state()?;
+        let Some(folder) = self.shared.folder.as_ref().filter(|_| self.is_first()) else {
+            return Ok(());
+        };
         let manifest = Manifest {
             format: checkpoint::FORMAT,
             step: self.progress.step,
@@ -378,10 +383,10 @@ impl<T: TrainModule> Rank<'_, T> {
             .iter()
             .map(|named| (named.info.path.clone(), named.info.shape.clone(), &named.values[..]))
             .collect();
-        let optimizer: Vec<checkpoint::Entry<'_>> = strategy
-            .state()
-            .map(|(name, info, values)| {
-                (format!("{name}.{}", info.path), info.shape.clone(), values)
+        let optimizer: Vec<checkpoint::Entry<'_>> = state
+            .iter()
+            .map(|StateEntry { name, info, values }| {
+                (format!("{name}.{}", info.path), info.shape.clone(), &values[..])
             })
             .collect();
         checkpoint::save(&folder.checkpoints(), manifest, &model, &optimizer).map(drop)

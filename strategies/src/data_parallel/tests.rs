@@ -1,3 +1,5 @@
+mod stages;
+
 use std::sync::Arc;
 use std::thread;
 
@@ -7,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::testing::{Net, bits, device, linear, sgd, single, step, two_ranks};
 use crate::transport::memory;
 use crate::{
-    Counts, DataParallel, Error, GroupOptions, MicroBatch, ProcessGroup, Unit, parameters,
+    Counts, DataParallel, Error, GroupOptions, Layout, MicroBatch, ProcessGroup, Unit, parameters,
 };
 
 #[test]
@@ -161,7 +163,7 @@ fn a_batch_that_does_not_count_adds_nothing_even_if_it_is_no_number() {
         let grads = net.loss(3, &device).mul_scalar(factor).backward();
         strategy.collect(&net, grads).expect("gradients");
         assert!(strategy.reduce().expect("a sum").is_finite());
-        Ok(bits(&strategy.step(net, 1.0, 0.5)))
+        Ok(bits(&strategy.step(net, 1.0, 0.5)?))
     });
     let (net, mut strategy) =
         DataParallel::new(Net::new(&device), &single(), &sgd()).expect("a strategy");

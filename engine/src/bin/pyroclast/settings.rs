@@ -42,7 +42,7 @@ pub(crate) struct Settings {
     /// Samples per micro-batch and rank [default: 12].
     #[arg(long)]
     pub(crate) batch_size: Option<usize>,
-    /// auto (default), single, ddp.
+    /// auto (default), single, ddp, zero1, zero2, deepspeed, deepspeed_stage_1, deepspeed_stage_2.
     #[arg(long)]
     pub(crate) strategy: Option<String>,
     /// cpu (default), gpu, wgpu, vulkan, cuda, auto.
