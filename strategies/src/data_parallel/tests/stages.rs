@@ -123,7 +123,7 @@ fn each_stage_sends_what_its_table_says() {
             assert_eq!(end.traffic.bytes, expected as u64, "{stage:?}, {micro_batches}");
         }
     }
-    assert!(layout.units.iter().all(|unit| shard(unit.len, 2, 1).start % ALIGNMENT == 0));
+    assert!(layout.units.iter().all(|unit| shard(unit.len, 2, 1).start.is_multiple_of(ALIGNMENT)));
 }
 
 #[test]
