@@ -20,7 +20,7 @@ const TINY: [&str; 9] = [
     "--seed=1",
 ];
 
-/// A port that is free, and that the system gives to nobody else for a while.
+/// A port that was free a moment ago.
 fn port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port().to_string()

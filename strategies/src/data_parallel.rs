@@ -16,7 +16,7 @@ use crate::buckets::{Counts, GradientBuckets, MicroBatch};
 use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::ProcessGroup;
-use crate::layout::{Layout, ParamInfo, ParamSlot};
+use crate::layout::{Layout, ParamInfo};
 use crate::optimizer::{FlatOptimizer, Gradients1d, Optimizer, ParamGroup};
 use crate::parameters;
 use crate::shard::shard;
@@ -123,7 +123,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::LateGradient`], or [`Error::Read`] if the device failed. The other ranks are told.
+    /// [`Error::LateGradient`], [`Error::Read`] if the device failed, or under [`Stage::Gradients`] what
+    /// ended a collective. The other ranks are told.
     pub fn collect<M: Module>(&self, model: &M, grads: Gradients) -> Result<(), Error> {
         told(&self.group, self.buckets.backward_finished(model, grads))
     }
@@ -217,11 +218,10 @@ impl DataParallel {
                     }
                 };
                 if self.group.rank() == 0 {
-                    let entry = |slot: &'_ ParamSlot| all[slot.range.clone()].to_vec();
                     entries.extend(layout.params.iter().map(|slot| StateEntry {
                         name,
                         info: &slot.info,
-                        values: entry(slot),
+                        values: all[slot.range.clone()].to_vec(),
                     }));
                 }
             }
