@@ -3,14 +3,15 @@
 //! The ladder, each step knowing only those above it:
 //!
 //! 1. [`shard`]: which part of a buffer belongs to which rank. Pure.
-//! 2. [`abort`], [`transport`]: moving frames between two ranks, and stopping all of them.
-//! 3. [`collectives`]: plans (pure) and the executor that runs them on a transport.
-//! 4. [`group`]: a rank's membership; collectives in launch order on a thread of their own.
-//! 5. [`layout`]: parameters by path, stored in flat buffers, one per [`Unit`].
-//! 6. [`parameters`]: a module's numbers by path. [`optimizer`]: master weights and state, stepped by ranges of those buffers.
-//! 7. [`data_parallel`]: the strategy.
+//! 2. [`membership`], [`store`]: who belongs to a job, and where its ranks find each other.
+//! 3. [`abort`], [`transport`]: moving frames between two ranks, and stopping all of them.
+//! 4. [`collectives`]: plans (pure) and the executor that runs them on a transport.
+//! 5. [`group`]: a rank's place in a group; collectives in launch order on a thread of their own.
+//! 6. [`layout`]: parameters by path, stored in flat buffers, one per [`Unit`].
+//! 7. [`parameters`]: a module's numbers by path. [`optimizer`]: master weights and state, stepped by ranges of those buffers.
+//! 8. [`Stage`]: what is sharded. [`data_parallel`]: the strategy.
 //!
-//! This crate knows nothing of datasets, checkpoint files, command lines or processes.
+//! This crate knows nothing of datasets, checkpoint files or command lines, and starts no processes.
 
 pub mod abort;
 mod buckets;

@@ -149,10 +149,14 @@ impl CollectivesArgs {
     ) -> Algorithm {
         let name = &self.algorithm;
         let row = name.strip_prefix("hierarchical:").and_then(|row| row.parse().ok());
-        let algorithm = match row {
-            Some(shard) => Algorithm::Hierarchical { shard },
-            None => choose("algorithm", name, &ALGORITHMS, mistakes),
-        };
+        let named = || ALGORITHMS.iter().find(|(known, _)| known == name).map(|(_, found)| *found);
+        let mesh = row.map(|shard| Algorithm::Hierarchical { shard });
+        let algorithm = mesh.or_else(named).unwrap_or_else(|| {
+            let known = ALGORITHMS.map(|(known, _)| known).join(", ");
+            let problem = format!("unknown `{name}`; there are {known}, hierarchical:S");
+            mistakes.push(Mistake::new("algorithm", problem));
+            Algorithm::Auto
+        });
         let can_choose = match algorithm {
             Algorithm::Auto => &Collective::ALL[..],
             Algorithm::Ring | Algorithm::Direct => {
