@@ -52,6 +52,7 @@ impl Start<'_> {
                 .env("TEST_WORLD", self.world.to_string())
                 .env("TEST_MASTER", &self.master)
                 .env("TEST_HEARTBEAT", self.heartbeat_s.to_string())
+                .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("a process");
@@ -72,6 +73,10 @@ impl Ranks {
     fn wait_until_all_are_ready(&mut self) {
         for rank in 0..self.0.len() {
             assert_eq!(self.next(rank).as_deref(), Some("ready"), "rank {rank}");
+        }
+        // A rank that failed now would stop others that are still getting ready.
+        for (child, _) in &mut self.0 {
+            drop(child.stdin.take());
         }
     }
 
@@ -117,6 +122,7 @@ fn rank() {
     let group = ProcessGroup::new(endpoint.expect("all ranks join"), GroupOptions::default());
     group.barrier().expect("all ranks are there");
     say("ready");
+    std::io::stdin().read_to_end(&mut vec![]).expect("the end of the input");
     let outcome = match setting::<String>("TEST_SCENARIO").as_str() {
         "grid" => grid(&group),
         "loop" => (0..).try_for_each(|_| sum(&group, 100_000).map(drop)),

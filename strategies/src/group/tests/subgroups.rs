@@ -55,6 +55,8 @@ fn two_axis_reduction(mesh: &Mesh, (group, len): (&ProcessGroup, usize), expecte
 #[test]
 fn a_subgroup_has_ranks_roots_and_peers_of_its_own() {
     let members = [3, 4, 6];
+    // A rank that fails stops others in the middle of what it has finished itself.
+    let all_are_done = std::sync::Barrier::new(members.len());
     ranks(7, &small_segments(), |group| {
         let subgroup = group.subgroup(&members).expect("three of seven ranks");
         assert_eq!(subgroup.is_some(), members.contains(&group.rank()));
@@ -70,6 +72,7 @@ fn a_subgroup_has_ranks_roots_and_peers_of_its_own() {
         sent.wait().expect("a send");
         let parts = subgroup.all_gather_uneven(whole(rank, rank)).wait().expect("parts");
         assert_eq!(parts, [whole(0, 0), whole(1, 1), whole(2, 2)]);
+        all_are_done.wait();
         let error = subgroup.broadcast(whole(rank, 5), 3).wait().expect_err("no rank 3");
         assert!(error.to_string().contains("root 3 is not one of the group's 3 ranks"), "{error}");
         match error {

@@ -191,6 +191,7 @@ fn a_failure_reaches_all_ranks_with_its_reason() {
 
 #[test]
 fn a_rank_that_leaves_early_is_told_apart_from_one_that_died() {
+    let all_are_there = std::sync::Barrier::new(3);
     let errors: Vec<Option<Error>> = thread::scope(|scope| {
         let threads: Vec<_> = endpoints(3, &TcpOptions::default())
             .into_iter()
@@ -198,6 +199,7 @@ fn a_rank_that_leaves_early_is_told_apart_from_one_that_died() {
                 scope.spawn(|| {
                     let group = ProcessGroup::new(endpoint, GroupOptions::default());
                     group.barrier().expect("all are there");
+                    all_are_there.wait();
                     let stays = group.rank() != 1;
                     stays.then(|| group.barrier().expect_err("rank 1 is gone"))
                 })
