@@ -142,6 +142,53 @@ pub(crate) struct Stored {
     pub(crate) transposed: bool,
 }
 
+/// Finds numbers for parameters and buffers, and notes what does not fit.
+pub(crate) struct Lookup<'a, F> {
+    values: &'a Values,
+    stored: F,
+    unused: BTreeSet<&'a str>,
+    problem: Option<String>,
+}
+
+impl<'a, F: Fn(&ParamInfo) -> Stored> Lookup<'a, F> {
+    pub(crate) fn new(values: &'a Values, stored: F) -> Self {
+        let unused = values.keys().map(String::as_str).collect();
+        Self { values, stored, unused, problem: None }
+    }
+
+    /// The numbers of one parameter, in Burn's layout.
+    pub(crate) fn numbers(&mut self, info: &ParamInfo) -> Option<Vec<f32>> {
+        let Stored { name, transposed } = (self.stored)(info);
+        self.unused.remove(name.as_str());
+        let mut expected = info.shape.clone();
+        if transposed {
+            expected.reverse();
+        }
+        match self.values.get(&name) {
+            Some((shape, numbers)) if *shape == expected => Some(match (transposed, &shape[..]) {
+                (true, &[rows, columns]) => transpose(numbers, rows, columns),
+                _ => numbers.clone(),
+            }),
+            Some((shape, _)) => {
+                let found =
+                    format!("`{name}` has shape {shape:?}, but the model's has {expected:?}");
+                self.problem.get_or_insert(found);
+                None
+            }
+            None => {
+                self.problem.get_or_insert(format!("`{name}` is missing"));
+                None
+            }
+        }
+    }
+
+    /// What is wrong, if a parameter was missing or of another shape, or if something is left over.
+    pub(crate) fn finish(self) -> Result<(), String> {
+        let left_over = || self.unused.first().map(|name| format!("the model has no `{name}`"));
+        self.problem.or_else(left_over).map_or(Ok(()), Err)
+    }
+}
+
 /// Gives every parameter and buffer of `model` its numbers from `values`, in which `stored` finds it.
 ///
 /// # Errors
@@ -152,42 +199,20 @@ pub(crate) fn fill<M: Module>(
     values: &Values,
     stored: impl Fn(&ParamInfo) -> Stored,
 ) -> Result<M, String> {
-    let mut unused: BTreeSet<&str> = values.keys().map(String::as_str).collect();
-    let mut problem = None;
-    let model = parameters::write(model, |info| {
-        let Stored { name, transposed } = stored(info);
-        unused.remove(name.as_str());
-        let mut expected = info.shape.clone();
-        if transposed {
-            expected.reverse();
-        }
-        match values.get(&name) {
-            Some((shape, numbers)) if *shape == expected => Some(match (transposed, &shape[..]) {
-                (true, &[rows, columns]) => transpose(numbers, rows, columns),
-                _ => numbers.clone(),
-            }),
-            Some((shape, _)) => {
-                let found =
-                    format!("`{name}` has shape {shape:?}, but the model's has {expected:?}");
-                problem.get_or_insert(found);
-                None
-            }
-            None => {
-                problem.get_or_insert(format!("`{name}` is missing"));
-                None
-            }
-        }
-    });
-    let left_over = || unused.first().map(|name| format!("the model has no `{name}`"));
-    match problem.or_else(left_over) {
-        Some(problem) => Err(problem),
-        None => model.map_err(|error| error.to_string()),
-    }
+    let mut lookup = Lookup::new(values, stored);
+    let model = parameters::write(model, |info| lookup.numbers(info));
+    lookup.finish()?;
+    model.map_err(|error| error.to_string())
 }
 
 /// A row-major matrix of `rows` rows, transposed.
 pub(crate) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+}
+
+/// As a checkpoint stores it.
+pub(crate) fn by_path(info: &ParamInfo) -> Stored {
+    Stored { name: info.path.clone(), transposed: false }
 }
 
 impl Checkpoint {
@@ -197,8 +222,7 @@ impl Checkpoint {
     ///
     /// What is wrong, if the checkpoint is of another model.
     pub fn fill<M: Module>(&self, model: M) -> Result<M, String> {
-        let stored = |info: &ParamInfo| Stored { name: info.path.clone(), transposed: false };
-        fill(model, &self.model, stored)
+        fill(model, &self.model, by_path)
     }
 }
 

@@ -4,20 +4,24 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::strategy::StrategyConfig;
+
 /// Settings of a [`Trainer`](crate::Trainer), under Lightning's names where it has the setting.
 ///
 /// ```
 /// use pyroclast::TrainerConfig;
 ///
 /// let config = TrainerConfig { max_steps: Some(100), devices: 2, ..TrainerConfig::default() };
-/// assert_eq!(config.strategy, "auto");
+/// assert_eq!(config.strategy, "auto".into());
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainerConfig {
-    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`, `zero1` (also
-    /// `deepspeed_stage_1`), `zero2` (also `deepspeed_stage_2`, `deepspeed`).
-    pub strategy: String,
+    /// How ranks share the work: a name, or a strategy with its settings. Default `auto`.
+    pub strategy: StrategyConfig,
+    /// Which declared units recompute their activations in the backward pass instead of keeping them, with
+    /// any strategy: `none` (the default), `all`, `types=Block`, `paths=blocks.0`, `min_params=100000`.
+    pub activation_checkpointing: String,
     /// `cpu` (the default), `gpu`, `wgpu`, `vulkan`, `cuda`, `auto`.
     pub accelerator: String,
     /// Ranks on this node. As threads at most 256, and on a GPU all of them share the first one; where
@@ -49,9 +53,10 @@ pub struct TrainerConfig {
     pub warmup_steps: u64,
     /// Micro-batches per optimizer step. Default 1.
     pub accumulate_grad_batches: usize,
-    /// Largest global gradient norm; 0 or none for no clipping, the default.
+    /// Limit of averaged gradients; 0 or none for no clipping, the default.
     pub gradient_clip_val: Option<f64>,
-    /// `norm` in this version.
+    /// `norm` (the default): all gradients are scaled so that their global norm is within the limit;
+    /// `value`: each element is cut to it.
     pub gradient_clip_algorithm: String,
     /// Optimizer steps to take.
     pub max_steps: Option<u64>,
@@ -80,7 +85,8 @@ pub struct TrainerConfig {
 impl Default for TrainerConfig {
     fn default() -> Self {
         Self {
-            strategy: "auto".to_owned(),
+            strategy: StrategyConfig::default(),
+            activation_checkpointing: "none".to_owned(),
             accelerator: "cpu".to_owned(),
             devices: 1,
             num_nodes: 1,

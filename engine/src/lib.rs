@@ -25,6 +25,7 @@ mod ranks;
 pub mod report;
 pub mod schedule;
 mod step;
+pub mod strategy;
 pub mod task;
 pub mod trainer;
 
@@ -37,6 +38,9 @@ pub use environment::{Environment, ProcessRank};
 pub use error::{BoxError, Error, Mistake};
 pub use metrics::{Metrics, Split};
 pub use plan::Plan;
+pub use strategy::{
+    DdpStrategy, FsdpStrategy, ShardingStrategy, Strategy, StrategyConfig, ZeroStrategy,
+};
 pub use task::{RankContext, StepOutput, TrainModule};
 pub use trainer::{Fitted, StopReason, Trainer};
 

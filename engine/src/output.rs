@@ -10,6 +10,7 @@ use crate::plan::Resume;
 const METRICS: &str = "metrics.jsonl";
 const CONFIG: &str = "config.resolved.json";
 const LOCK: &str = ".lock";
+const MEMORY: &str = "memory.json";
 const REPORT: &str = "report.html";
 const CHECKPOINTS: &str = "checkpoints";
 
@@ -113,6 +114,12 @@ impl RunFolder {
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.path.join(CONFIG)
+    }
+
+    /// `memory.json`.
+    #[must_use]
+    pub fn memory(&self) -> PathBuf {
+        self.path.join(MEMORY)
     }
 
     /// `report.html`.

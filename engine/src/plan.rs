@@ -6,8 +6,8 @@ mod check;
 use std::path::PathBuf;
 
 use burn::tensor::Device;
-use pyroclast_precision::Precision;
-use pyroclast_strategies::{GroupOptions, Optimizer, Stage};
+use pyroclast_precision::{Clip, Precision};
+use pyroclast_strategies::{GroupOptions, Optimizer, UnitPolicy};
 use serde::Serialize;
 
 use crate::config::TrainerConfig;
@@ -15,55 +15,8 @@ use crate::device::Accelerator;
 use crate::environment::{Environment, ProcessRank};
 use crate::error::Error;
 use crate::schedule::Schedule;
+use crate::strategy::Strategy;
 use check::Check;
-
-/// How ranks share the work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
-    /// One rank.
-    Single,
-    /// Every rank holds the whole model; gradients are averaged.
-    Ddp,
-    /// As [`Strategy::Ddp`], with master weights and optimizer state in shards.
-    Zero1,
-    /// As [`Strategy::Zero1`], with gradients in shards, too.
-    Zero2,
-}
-
-impl Strategy {
-    /// Names that mean a strategy, the first of each its own. `deepspeed` is the stage that DeepSpeed
-    /// users get in Lightning if they name none.
-    const NAMES: [(&'static str, Self); 7] = [
-        ("single", Self::Single),
-        ("ddp", Self::Ddp),
-        ("zero1", Self::Zero1),
-        ("zero2", Self::Zero2),
-        ("deepspeed", Self::Zero2),
-        ("deepspeed_stage_1", Self::Zero1),
-        ("deepspeed_stage_2", Self::Zero2),
-    ];
-
-    /// The name in the resolved configuration.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        let named = Self::NAMES.iter().find(|(_, strategy)| *strategy == self);
-        named.map_or("single", |(name, _)| name)
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, strategy)| *strategy)
-    }
-
-    /// What the ranks hold in shards.
-    #[must_use]
-    pub fn stage(self) -> Stage {
-        match self {
-            Self::Single | Self::Ddp => Stage::Nothing,
-            Self::Zero1 => Stage::Optimizer,
-            Self::Zero2 => Stage::Gradients,
-        }
-    }
-}
 
 /// A configuration that has been checked and resolved.
 #[derive(Clone, Debug)]
@@ -72,6 +25,8 @@ pub struct Plan {
     pub resolved: TrainerConfig,
     /// How ranks share the work.
     pub strategy: Strategy,
+    /// Which units recompute their activations.
+    pub activation_checkpointing: UnitPolicy,
     /// Where they compute.
     pub accelerator: Accelerator,
     /// Ranks of the job.
@@ -86,8 +41,8 @@ pub struct Plan {
     pub optimizer: Optimizer,
     /// The learning rate over the run.
     pub schedule: Schedule,
-    /// Largest gradient norm.
-    pub clip: Option<f64>,
+    /// How averaged gradients are limited.
+    pub clip: Option<Clip>,
     /// Steps between validations; none to validate at the end only.
     pub validate_every: Option<u64>,
     /// What to continue from.
@@ -115,22 +70,26 @@ impl Plan {
         let mut check = Check::default();
         let world = check.world(config, environment.process.as_ref());
         let strategy = check.strategy(config, world);
+        let recompute = config.activation_checkpointing.parse::<UnitPolicy>();
+        let recompute = check.parse("activation_checkpointing", recompute);
         let accelerator = check.parse("accelerator", config.accelerator.parse::<Accelerator>());
         let precision = check.parse("precision", config.precision.parse::<Precision>());
         let optimizer = check.optimizer(config);
         let schedule = check.schedule(config);
         check.limits(config);
         check.ranges(config);
-        let plan = match (strategy, accelerator, precision, optimizer, schedule) {
+        let plan = match (strategy, recompute, accelerator, precision, optimizer, schedule) {
             (
                 Some(strategy),
+                Some(activation_checkpointing),
                 Some(accelerator),
                 Some(precision),
                 Some(optimizer),
                 Some(schedule),
             ) => Self {
-                resolved: resolved(config, strategy, accelerator, &optimizer),
+                resolved: resolved(config, &strategy, accelerator, &optimizer),
                 strategy,
+                activation_checkpointing,
                 accelerator,
                 world,
                 process: environment.process.clone(),
@@ -138,7 +97,7 @@ impl Plan {
                 precision,
                 optimizer,
                 schedule,
-                clip: config.gradient_clip_val.filter(|clip| *clip > 0.0),
+                clip: clip(config),
                 validate_every: config.val_check_interval.filter(|steps| *steps > 0),
                 resume: resume(config),
             },
@@ -185,17 +144,25 @@ impl Plan {
 
 fn resolved(
     config: &TrainerConfig,
-    strategy: Strategy,
+    strategy: &Strategy,
     accelerator: Accelerator,
     optimizer: &Optimizer,
 ) -> TrainerConfig {
     TrainerConfig {
-        strategy: strategy.name().to_owned(),
+        strategy: strategy.to_config(),
         accelerator: accelerator.name().to_owned(),
         weight_decay: Some(optimizer.weight_decay()),
         max_steps: if config.fast_dev_run { Some(1) } else { config.max_steps },
         ..config.clone()
     }
+}
+
+fn clip(config: &TrainerConfig) -> Option<Clip> {
+    let limit = config.gradient_clip_val.filter(|limit| *limit > 0.0)?;
+    Some(match config.gradient_clip_algorithm.as_str() {
+        "value" => Clip::Value(limit),
+        _ => Clip::Norm(limit),
+    })
 }
 
 fn resume(config: &TrainerConfig) -> Resume {
@@ -208,6 +175,8 @@ fn resume(config: &TrainerConfig) -> Resume {
 
 #[cfg(test)]
 mod tests {
+    use pyroclast_strategies::Stage;
+
     use super::*;
 
     fn steps(change: impl FnOnce(&mut TrainerConfig)) -> Result<Plan, Error> {
@@ -232,9 +201,9 @@ mod tests {
     #[test]
     fn auto_is_resolved() {
         let one = steps(|_| ()).expect("the defaults should be valid");
-        assert_eq!((one.strategy, one.resolved.strategy.as_str()), (Strategy::Single, "single"));
+        assert_eq!((one.strategy, one.resolved.strategy), (Strategy::Single, "single".into()));
         let two = steps(|c| c.devices = 2).expect("two ranks should be valid");
-        assert_eq!((two.strategy, two.resolved.strategy.as_str()), (Strategy::Ddp, "ddp"));
+        assert_eq!((two.strategy.name(), two.resolved.strategy), ("ddp", "ddp".into()));
     }
 
     #[test]
@@ -245,23 +214,31 @@ mod tests {
             ("zero2", "zero2", Stage::Gradients),
             ("deepspeed_stage_2", "zero2", Stage::Gradients),
             ("deepspeed", "zero2", Stage::Gradients),
+            ("zero3", "zero3", Stage::Parameters),
+            ("deepspeed_stage_3", "zero3", Stage::Parameters),
+            ("fsdp", "fsdp", Stage::Parameters),
             ("ddp", "ddp", Stage::Nothing),
         ] {
-            let plan = steps(|c| (c.strategy, c.devices) = (name.to_owned(), 2)).expect(name);
-            assert_eq!((plan.resolved.strategy.as_str(), plan.strategy.stage()), (own, stage));
+            let plan = steps(|c| (c.strategy, c.devices) = (name.into(), 2)).expect(name);
+            assert_eq!((plan.resolved.strategy, plan.strategy.stage()), (own.into(), stage));
         }
+        let json = r#"{"fsdp": {"sharding_strategy": "NO_SHARD"}}"#;
+        let plan = steps(|c| (c.strategy, c.devices) = (json.into(), 2)).expect("settings");
+        assert_eq!(plan.strategy.stage(), Stage::Nothing);
     }
 
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 24] = [
+        let table: [(&str, Change); 26] = [
             ("devices", |c| c.devices = 257),
             ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
             ("num_nodes", |c| c.num_nodes = 2),
             ("strategy", |c| c.strategy = "dpp".into()),
-            ("strategy", |c| c.strategy = "zero3".into()),
+            ("strategy", |c| c.strategy = "hybrid_shard".into()),
+            ("strategy", |c| c.strategy = r#"{"fsdp": {"sharding": 1}}"#.into()),
+            ("activation_checkpointing", |c| c.activation_checkpointing = "some".into()),
             ("strategy", |c| (c.strategy, c.devices) = ("single".into(), 2)),
             ("accelerator", |c| c.accelerator = "tpu".into()),
             ("precision", |c| c.precision = "16-mixed".into()),
@@ -274,7 +251,7 @@ mod tests {
             ("momentum", |c| c.momentum = -0.1),
             ("weight_decay", |c| c.weight_decay = Some(-1.0)),
             ("gradient_clip_val", |c| c.gradient_clip_val = Some(f64::INFINITY)),
-            ("gradient_clip_algorithm", |c| c.gradient_clip_algorithm = "value".into()),
+            ("gradient_clip_algorithm", |c| c.gradient_clip_algorithm = "max".into()),
             ("accumulate_grad_batches", |c| c.accumulate_grad_batches = 0),
             ("max_steps", |c| c.max_steps = Some(0)),
             ("max_steps", |c| c.max_steps = None),
@@ -315,7 +292,7 @@ mod tests {
             }
         }
         let ddp = process(2, |_| ()).expect("two processes");
-        assert_eq!(ddp.strategy, Strategy::Ddp);
+        assert_eq!(ddp.strategy.name(), "ddp");
         assert!(process(2, |c| c.strategy = "single".into()).is_err());
     }
 

@@ -101,6 +101,10 @@ fn guarded<R>(
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
+    // A unit's forward pass returns tensors, so it unwinds with its errors.
+    if let Some(error) = panic.downcast_ref::<pyroclast_strategies::Error>() {
+        return Error::Strategy(error.clone());
+    }
     Error::Panic { rank, message: panic_message(panic) }
 }
 

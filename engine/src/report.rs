@@ -1,5 +1,6 @@
 //! `report.html`: what a run's metrics look like.
 
+mod memory;
 pub mod page;
 
 use std::fs;
@@ -14,8 +15,8 @@ use page::{Chart, Report, Scale, Series, Style, smooth};
 /// Texts that the report shows, one file each, in name order.
 const SAMPLES: &str = "samples";
 
-/// Writes the report of the run in `folder` from its metrics, and from the generated texts in its
-/// `samples` folder if there is one.
+/// Writes the report of the run in `folder` from its metrics, and from its `memory.json` and the
+/// generated texts in its `samples` folder if there are any.
 ///
 /// # Errors
 ///
@@ -26,6 +27,8 @@ pub fn write(folder: &RunFolder, config: &Value) -> Result<(), Error> {
         title: title(folder, config),
         facts: facts(&rows, config),
         charts: charts(&rows),
+        step_memory: crate::memory::read(folder)?,
+        memory_by_rank: last(&rows).and_then(|row| row.memory.clone()),
         samples: samples(folder)?,
         config: format!("{config:#}"),
     };
@@ -42,6 +45,11 @@ fn title(folder: &RunFolder, config: &Value) -> String {
     }
 }
 
+/// The last row of training.
+fn last(rows: &[Metrics]) -> Option<&Metrics> {
+    rows.iter().rfind(|row| row.split == Split::Train)
+}
+
 fn facts(rows: &[Metrics], config: &Value) -> Vec<(String, String)> {
     let split = |split| rows.iter().filter(move |row| row.split == split);
     let loss = |row: &Metrics| row.loss.map(|loss| format!("{loss:.3}"));
@@ -56,7 +64,7 @@ fn facts(rows: &[Metrics], config: &Value) -> Vec<(String, String)> {
         other => Some(other.to_string()),
     };
     let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / f64::powi(2.0, 30));
-    let last = split(Split::Train).next_back();
+    let last = last(rows);
     let facts = [
         ("Model", text("model")),
         ("Strategy", text("strategy").zip(text("world")).map(|(s, w)| format!("{s}, world {w}"))),
@@ -152,4 +160,43 @@ fn samples(folder: &RunFolder) -> Result<Vec<(String, String)>, Error> {
     }
     samples.sort();
     Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADINGS: [&str; 3] = [
+        "<h2>Memory over one step</h2>",
+        "<h2>Peak memory in the last step</h2>",
+        "<h2>Memory at the end of the last step</h2>",
+    ];
+
+    fn page(rows: &str, step: Option<&str>) -> String {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = RunFolder::at(folder.path());
+        fs::write(run.metrics(), rows).expect("metrics");
+        if let Some(step) = step {
+            fs::write(run.memory(), step).expect("a step");
+        }
+        write(&run, &Value::Null).expect("a report");
+        fs::read_to_string(run.report()).expect("the report")
+    }
+
+    #[test]
+    fn memory_is_shown_if_it_is_known() {
+        let row = |split: &str, memory: &str| {
+            let counts = r#""step":1,"epoch":0,"skipped":false,"tokens":8"#;
+            format!("{{{counts},\"split\":\"{split}\",\"memory\":{memory}}}\n")
+        };
+        let known = r#"{"live":{"gradients":[1,2]},"peak":{"gradients":[3,4],"total":[5,6]}}"#;
+        let step = r#"{"step":1,"rank":0,"samples":[
+            {"seconds":0,"bytes":[1,2,3,4,5,6]},{"seconds":0.5,"bytes":[0,0,0,0,0,0]}]}"#;
+        let rows = row("train", known) + &row("val", "null");
+        let full = page(&rows, Some(step));
+        assert!(HEADINGS.iter().all(|heading| full.contains(heading)), "{full}");
+        assert!(full.contains("<td>5 B</td><td>6 B</td>"), "{full}");
+        let empty = page(&row("train", "null"), None);
+        assert!(!HEADINGS.iter().any(|heading| empty.contains(heading)), "{empty}");
+    }
 }

@@ -1,8 +1,10 @@
 //! One optimizer step, from top to bottom.
 
 use pyroclast_kernels::interop;
-use pyroclast_precision::{Verdict, seed};
-use pyroclast_strategies::{Counts, DataParallel, MicroBatch, ProcessGroup, ReduceOp};
+use pyroclast_precision::{Clip, Verdict, seed};
+use pyroclast_strategies::{
+    Counts, DataParallel, GradientScale, MicroBatch, ProcessGroup, ReduceOp,
+};
 
 use crate::data::MicroBatches;
 use crate::error::{BoxError, Error};
@@ -16,8 +18,7 @@ pub(crate) struct Step<'a, T: TrainModule> {
     pub(crate) batches: &'a MicroBatches<T::Batch>,
     pub(crate) group: &'a ProcessGroup,
     pub(crate) micro_batches: usize,
-    /// Largest gradient norm.
-    pub(crate) clip: Option<f64>,
+    pub(crate) clip: Option<Clip>,
     pub(crate) lr: f64,
 }
 
@@ -32,7 +33,7 @@ pub(crate) struct StepReport {
 /// that are not finite update nothing; the report says so.
 pub(crate) fn optimizer_step<T: TrainModule>(
     step: &Step<'_, T>,
-    model: T::Model,
+    mut model: T::Model,
     strategy: &mut DataParallel,
 ) -> Result<(T::Model, StepReport), Error> {
     let mut totals = Totals::default();
@@ -43,14 +44,14 @@ pub(crate) fn optimizer_step<T: TrainModule>(
             true => MicroBatch::Last,
             false => MicroBatch::Intermediate,
         };
-        strategy
-            .begin_micro_batch(position, if data.weight > 0.0 { Counts::Yes } else { Counts::No });
+        let counts = if data.weight > 0.0 { Counts::Yes } else { Counts::No };
+        model = strategy.begin_micro_batch(model, position, counts)?;
         let output = step
             .task
             .training_step(&model, data.batch, step.context)
             .map_err(user(step.context, "training_step"))?;
         let gradients = seed(output.loss.clone(), data.weight).backward();
-        strategy.collect(&model, gradients)?;
+        model = strategy.collect(model, gradients)?;
         totals.add(output, data.weight, step.context)?;
     }
     let sum_of_squares = strategy.reduce()?;
@@ -58,7 +59,14 @@ pub(crate) fn optimizer_step<T: TrainModule>(
     let verdict = Verdict::new(sum_of_squares, totals.weight);
     // One factor carries the true average over micro-batches and ranks, and the clipping.
     let model = match verdict.is_finite() {
-        true => strategy.step(model, verdict.scale(step.clip), step.lr)?,
+        true => {
+            let limit = match step.clip {
+                Some(Clip::Value(limit)) => Some(limit as f32),
+                Some(Clip::Norm(_)) | None => None,
+            };
+            let scale = GradientScale { factor: verdict.scale(step.clip), limit };
+            strategy.step(model, scale, step.lr)?
+        }
         false => model,
     };
     Ok((model, StepReport { totals, verdict }))

@@ -58,7 +58,7 @@ fn wrong_input_is_one_line_and_exit_code_2() {
         (&["--config=wrong.toml"], "did you mean `model`?"),
         (&["--config=missing.toml"], "missing.toml"),
         (&["--stratgy=ddp"], "--strategy"),
-        (&["--strategy=fsdp"], "not in this version"),
+        (&["--strategy=fsdp_cpu_offload"], "not in this version"),
         (&["--precision=bf16-mixed"], "not in this version"),
         (&["--deepspeed=ds.json"], "not in this version"),
         (&["--spawn=process"], "not in this version"),

@@ -31,6 +31,21 @@ pub fn accumulate(target: &mut [f32], source: &[f32]) {
     });
 }
 
+/// Limits every element to the range from `-limit` to `limit`.
+///
+/// # Panics
+///
+/// If `limit` is negative or NaN.
+pub fn clamp(values: &mut [f32], limit: f32) {
+    assert!(limit >= 0.0, "clamp: {limit} should be 0 or more");
+    values.par_chunks_mut(BLOCK).for_each(|values| {
+        vectorized(
+            #[inline(always)]
+            || values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit)),
+        );
+    });
+}
+
 /// The sum of squares of `values`, in `f64`.
 ///
 /// The result is finite exactly if every value is: the square of the largest `f32` is far below the
@@ -112,6 +127,14 @@ mod tests {
             })
             .collect();
         assert!(sums.windows(2).all(|w| w[0] == w[1]), "{sums:?}");
+    }
+
+    #[test]
+    fn clamp_limits_every_element() {
+        let mut values = ramp(BLOCK + 5);
+        clamp(&mut values, 0.25);
+        let within = |(got, was): (&f32, f32)| *got == was.clamp(-0.25, 0.25);
+        assert!(values.iter().zip(ramp(BLOCK + 5)).all(within));
     }
 
     #[test]

@@ -24,6 +24,7 @@
 //! ```
 
 pub mod copy;
+pub mod flat;
 pub mod gradient;
 pub mod interop;
 pub mod optimizer;

@@ -9,17 +9,17 @@
 //! every rank is the strategy's job.
 //!
 //! ```
-//! use pyroclast_precision::{Precision, Verdict};
+//! use pyroclast_precision::{Clip, Precision, Verdict};
 //!
 //! assert_eq!("32-true".parse(), Ok(Precision::F32True));
 //! // Two micro-batches of weight 1, summed gradients of norm 10, clipped to norm 1:
 //! let verdict = Verdict::new(100.0, 2.0);
 //! assert_eq!(verdict.norm(), 5.0);
-//! assert!((verdict.scale(Some(1.0)) - 0.1).abs() < 1e-6);
+//! assert!((verdict.scale(Some(Clip::Norm(1.0))) - 0.1).abs() < 1e-6);
 //! ```
 
 mod policy;
 mod verdict;
 
 pub use policy::{Precision, PrecisionError};
-pub use verdict::{Verdict, seed};
+pub use verdict::{Clip, Verdict, seed};

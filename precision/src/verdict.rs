@@ -12,6 +12,16 @@ pub fn seed(loss: Tensor<1>, weight: f64) -> Tensor<1> {
     loss.mul_scalar(weight)
 }
 
+/// How averaged gradients are limited.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clip {
+    /// All by one factor, so that their global L2 norm is at most this, as
+    /// `torch.nn.utils.clip_grad_norm_` does.
+    Norm(f64),
+    /// Each element to this absolute value, as `torch.nn.utils.clip_grad_value_` does.
+    Value(f64),
+}
+
 /// What is known of a step's gradients once they are summed over micro-batches and ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
@@ -39,11 +49,13 @@ impl Verdict {
         self.norm.is_finite()
     }
 
-    /// The factor that turns summed gradients into averaged, clipped ones. `clip` is the largest
-    /// norm to let through.
+    /// The factor that turns summed gradients into averages, clipped where they are by their norm.
     #[must_use]
-    pub fn scale(&self, clip: Option<f64>) -> f32 {
-        let clipped = clip.map_or(1.0, |max_norm| (max_norm / (self.norm + CLIP_EPS)).min(1.0));
+    pub fn scale(&self, clip: Option<Clip>) -> f32 {
+        let clipped = match clip {
+            Some(Clip::Norm(max_norm)) => (max_norm / (self.norm + CLIP_EPS)).min(1.0),
+            Some(Clip::Value(_)) | None => 1.0,
+        };
         (clipped / self.total_weight) as f32
     }
 }
@@ -57,13 +69,14 @@ mod tests {
         let verdict = Verdict::new(16.0, 4.0);
         assert_eq!(verdict.norm(), 1.0);
         assert_eq!(verdict.scale(None), 0.25);
-        assert_eq!(verdict.scale(Some(1.5)), 0.25);
+        assert_eq!(verdict.scale(Some(Clip::Value(0.1))), 0.25, "elements are limited elsewhere");
+        assert_eq!(verdict.scale(Some(Clip::Norm(1.5))), 0.25);
     }
 
     #[test]
     fn clipped_gradients_have_the_limit_as_norm() {
         let verdict = Verdict::new(16.0, 2.0);
-        let clipped = f64::from(verdict.scale(Some(0.5))) * 16.0f64.sqrt();
+        let clipped = f64::from(verdict.scale(Some(Clip::Norm(0.5)))) * 16.0f64.sqrt();
         assert!((clipped - 0.5).abs() < 1e-6);
     }
 

@@ -1,10 +1,12 @@
 //! Gradients on their way from Burn's backward pass into flat buffers, and through the reduction.
 //!
-//! There is one bucket per unit. During the last micro-batch of a step, a unit's bucket is reduced
-//! as soon as its gradients are final, while the backward pass goes on with the units before it.
-//! Buckets are launched in one fixed order, last unit first and the root unit at the end, whatever
-//! the order in which they become final: every rank must launch the same collectives in the same
-//! order.
+//! There is one bucket per unit. Every rank must launch the same reductions in the same order:
+//!
+//! * Where every rank holds all gradients, buckets are reduced in the last micro-batch of a step, each
+//!   as soon as it is final, while the backward pass goes on with the units before it; last unit first
+//!   and the root unit at the end, whatever the order in which they become final.
+//! * Where gradients are sharded, a unit is reduced in every micro-batch when its last backward pass
+//!   has run. Its buffer is freed one unit later, so two exist at a time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,10 +14,11 @@ use burn::module::Module;
 use burn::tensor::Gradients;
 use pyroclast_kernels::{gradient, interop};
 
-use crate::collectives::ReduceOp;
 use crate::error::Error;
+use crate::events::{Event, Events};
 use crate::group::{Pending, ProcessGroup};
-use crate::layout::Layout;
+use crate::layout::{Layout, ROOT, UnitLayout};
+use crate::memory::{Category, Held, Ledger};
 use crate::stage::Stage;
 use crate::unit::{ParamGrad, take};
 
@@ -44,6 +47,8 @@ pub(crate) struct GradientBuckets {
     layout: Arc<Layout>,
     group: Arc<ProcessGroup>,
     stage: Stage,
+    ledger: Ledger,
+    events: Events,
     state: Mutex<State>,
 }
 
@@ -52,7 +57,9 @@ struct State {
     buckets: Vec<Bucket>,
     micro_batch: MicroBatch,
     counts: Counts,
-    /// Buckets not yet launched are those below this index.
+    /// Micro-batches of this step so far.
+    micro_batches: usize,
+    /// Of the buckets that are launched in fixed order, those not yet launched are below this index.
     unlaunched: usize,
     /// What went wrong inside a backward pass, which cannot return it.
     error: Option<Error>,
@@ -61,15 +68,20 @@ struct State {
 #[derive(Debug)]
 struct Bucket {
     storage: Storage,
+    /// Counts `storage`.
+    held: Option<Held>,
     /// By parameter: whether a gradient has arrived in this step.
     seen: Vec<bool>,
     /// By parameter: whether `storage` has a gradient of it, or what an earlier step left there.
     written: Vec<bool>,
-    /// Under [`Stage::Gradients`]: sums over ranks of the own shard. None before the first micro-batch.
-    shard: Option<Vec<f32>>,
+    /// Where gradients are sharded: sums over ranks of the own shard. None before the first
+    /// micro-batch.
+    shard: Option<(Vec<f32>, Held)>,
     /// Forward passes of the unit whose backward pass has not run.
     open: usize,
     is_final: bool,
+    /// Whether it was launched in this micro-batch.
+    is_launched: bool,
 }
 
 #[derive(Debug)]
@@ -84,27 +96,28 @@ enum Storage {
     Lost,
 }
 
-impl Storage {
-    fn here(&self) -> &[f32] {
-        match self {
-            Self::Here(values) => values,
-            _ => &[],
-        }
-    }
-}
-
 impl GradientBuckets {
-    pub(crate) fn new(layout: Arc<Layout>, group: Arc<ProcessGroup>, stage: Stage) -> Self {
-        let bucket = |unit: &crate::UnitLayout| Bucket {
-            storage: match stage {
-                Stage::Gradients => Storage::Freed,
-                Stage::Nothing | Stage::Optimizer => Storage::Here(vec![0.0; unit.len]),
-            },
-            seen: vec![false; unit.params.len()],
-            written: vec![false; unit.params.len()],
-            shard: None,
-            open: 0,
-            is_final: false,
+    pub(crate) fn new(
+        layout: &Arc<Layout>,
+        group: &Arc<ProcessGroup>,
+        stage: Stage,
+        (ledger, events): (&Ledger, &Events),
+    ) -> Self {
+        let bucket = |unit: &UnitLayout| {
+            let mut bucket = Bucket {
+                storage: Storage::Freed,
+                held: None,
+                seen: vec![false; unit.params.len()],
+                written: vec![false; unit.params.len()],
+                shard: None,
+                open: 0,
+                is_final: false,
+                is_launched: false,
+            };
+            if !stage.shards_gradients() {
+                bucket.allocate(unit, ledger);
+            }
+            bucket
         };
         let buckets: Vec<Bucket> = layout.units.iter().map(bucket).collect();
         let state = State {
@@ -112,9 +125,17 @@ impl GradientBuckets {
             buckets,
             micro_batch: MicroBatch::Last,
             counts: Counts::Yes,
+            micro_batches: 0,
             error: None,
         };
-        Self { layout, group, stage, state: Mutex::new(state) }
+        Self {
+            layout: Arc::clone(layout),
+            group: Arc::clone(group),
+            stage,
+            ledger: ledger.clone(),
+            events: events.clone(),
+            state: Mutex::new(state),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -124,7 +145,7 @@ impl GradientBuckets {
     /// Starts a step: forgets the gradients of the last one.
     pub(crate) fn begin_step(&self) {
         let state = &mut *self.lock();
-        state.unlaunched = state.buckets.len();
+        (state.unlaunched, state.micro_batches) = (state.buckets.len(), 0);
         for bucket in &mut state.buckets {
             bucket.seen.fill(false);
             bucket.written.fill(false);
@@ -136,17 +157,10 @@ impl GradientBuckets {
     pub(crate) fn begin_micro_batch(&self, micro_batch: MicroBatch, counts: Counts) {
         let state = &mut *self.lock();
         (state.micro_batch, state.counts) = (micro_batch, counts);
+        state.micro_batches += 1;
         for bucket in &mut state.buckets {
-            (bucket.open, bucket.is_final) = (0, false);
+            (bucket.open, bucket.is_final, bucket.is_launched) = (0, false, false);
         }
-        if self.stage == Stage::Gradients {
-            state.unlaunched = state.buckets.len();
-        }
-    }
-
-    /// Whether buckets are reduced in this micro-batch.
-    fn reduces(&self, state: &State) -> bool {
-        state.micro_batch == MicroBatch::Last || self.stage == Stage::Gradients
     }
 
     /// A unit's forward pass has run, so one more backward pass of it is to be expected.
@@ -157,17 +171,31 @@ impl GradientBuckets {
     /// A unit's backward pass has run and produced `grads`.
     pub(crate) fn unit_finished(&self, unit: usize, grads: Vec<ParamGrad>) {
         let state = &mut *self.lock();
-        self.add(state, grads);
+        if self.stage.shards_gradients() && state.buckets[unit].is_launched {
+            // It ran once more within another unit's second forward pass.
+            self.shelve(state, None);
+        }
+        self.add(state, grads, unit);
         let bucket = &mut state.buckets[unit];
         bucket.open = bucket.open.saturating_sub(1);
         bucket.is_final = bucket.open == 0;
-        if self.reduces(state) {
+        if self.stage.shards_gradients() {
+            if bucket.is_final {
+                self.launch(state, unit);
+                self.shelve(state, Some(unit));
+            }
+        } else if state.micro_batch == MicroBatch::Last {
             self.launch_final(state);
         }
     }
 
-    /// The whole backward pass of a micro-batch has run; takes the root unit's gradients. Under
-    /// [`Stage::Gradients`] it waits for the reductions, and frees what is not this rank's.
+    /// Notes what went wrong inside a backward pass.
+    pub(crate) fn fail(&self, error: Error) {
+        self.lock().error.get_or_insert(error);
+    }
+
+    /// The whole backward pass of a micro-batch has run; takes the root unit's gradients. Where they
+    /// are sharded it waits for the reductions, and frees what is not this rank's.
     ///
     /// # Errors
     ///
@@ -178,83 +206,103 @@ impl GradientBuckets {
         mut grads: Gradients,
     ) -> Result<(), Error> {
         let state = &mut *self.lock();
-        self.add(state, take(model, &mut grads));
+        if state.error.is_none() {
+            self.add(state, take(model, &mut grads), ROOT);
+        }
         state.error.take().map_or(Ok(()), Err)?;
-        if self.stage != Stage::Gradients {
+        if !self.stage.shards_gradients() {
             return Ok(());
         }
-        self.launch_all(state);
-        for (bucket, unit) in state.buckets.iter_mut().zip(&self.layout.units) {
-            let reduced = match std::mem::replace(&mut bucket.storage, Storage::Freed) {
-                Storage::InFlight(pending) => pending.wait()?,
-                _ => continue,
-            };
-            let own = &reduced[self.stage.owned(unit, &self.group)];
-            match &mut bucket.shard {
-                Some(sums) => gradient::accumulate(sums, own),
-                None => bucket.shard = Some(own.to_vec()),
+        for unit in (0..state.buckets.len()).rev() {
+            let bucket = &state.buckets[unit];
+            if !bucket.is_launched || matches!(bucket.storage, Storage::Here(_)) {
+                self.launch(state, unit);
             }
         }
-        Ok(())
+        self.shelve(state, None);
+        state.error.take().map_or(Ok(()), Err)
     }
 
     /// Waits until every bucket holds the sum over all ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::UnusedParameters`] on several ranks, or what ended a collective.
+    /// What ended a collective.
     pub(crate) fn finish_step(&self) -> Result<(), Error> {
-        let state = &mut *self.lock();
-        self.zero_unseen(state)?;
-        if self.stage == Stage::Gradients {
+        if self.stage.shards_gradients() {
             return Ok(());
         }
-        self.launch_all(state);
-        for bucket in &mut state.buckets {
+        let state = &mut *self.lock();
+        while let Some(unit) = state.unlaunched.checked_sub(1) {
+            self.launch(state, unit);
+            state.unlaunched = unit;
+        }
+        for (unit, bucket) in state.buckets.iter_mut().enumerate() {
             bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
-                Storage::InFlight(pending) => Storage::Here(pending.wait()?),
+                Storage::InFlight(pending) => {
+                    self.events.push(Event::ReduceWait(unit));
+                    Storage::Here(pending.wait()?)
+                }
                 here => here,
             };
         }
         Ok(())
     }
 
+    /// Micro-batches of this step, and for every parameter in the order of the layout whether a
+    /// gradient has reached it on this rank.
+    pub(crate) fn step_so_far(&self) -> (usize, Vec<bool>) {
+        let state = self.lock();
+        let seen = state.buckets.iter().flat_map(|bucket| bucket.seen.iter().copied()).collect();
+        (state.micro_batches, seen)
+    }
+
+    /// Takes the parameters that a gradient has reached on any rank for those that it has reached here.
+    pub(crate) fn set_seen(&self, seen: &[bool]) {
+        let mut seen = seen.iter();
+        for bucket in &mut self.lock().buckets {
+            bucket.seen.iter_mut().zip(&mut seen).for_each(|(here, any)| *here = *any);
+        }
+    }
+
     /// Hands what this rank owns of each unit's reduced gradients to `each`, with what is known of
     /// which parameters received one.
-    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, &[f32], &[bool])) {
-        for (unit, bucket) in self.lock().buckets.iter().enumerate() {
+    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, &mut [f32], &[bool])) {
+        for (unit, bucket) in self.lock().buckets.iter_mut().enumerate() {
             let owned = self.stage.owned(&self.layout.units[unit], &self.group);
-            let gradients = match &bucket.shard {
-                Some(shard) => shard,
-                None => bucket.storage.here().get(owned).unwrap_or_default(),
+            let gradients = match (&mut bucket.shard, &mut bucket.storage) {
+                (Some((shard, _)), _) => shard.as_mut_slice(),
+                (None, Storage::Here(sums)) => &mut sums[owned],
+                (None, _) => &mut [],
             };
             each(unit, gradients, &bucket.seen);
         }
     }
 
-    fn add(&self, state: &mut State, grads: Vec<ParamGrad>) {
+    fn add(&self, state: &mut State, grads: Vec<ParamGrad>, from: usize) {
         // Burn may hold gradients for leaves that are not this model's to train.
         let (places, tensors): (Vec<_>, Vec<_>) = grads
             .into_iter()
             .filter_map(|(id, grad)| Some((self.layout.locate(id)?, grad)))
             .unzip();
+        let counts = state.counts;
         let mut late = None;
         let read = interop::read_all(tensors, |position, values| {
             let (unit, param) = places[position];
             let slot = self.layout.slot(places[position]);
             let bucket = &mut state.buckets[unit];
+            let is_late = bucket.is_launched && from != unit;
             if let Storage::Freed = bucket.storage {
-                bucket.storage = Storage::Here(vec![0.0; self.layout.units[unit].len]);
-                bucket.written.fill(false);
+                bucket.allocate(&self.layout.units[unit], &self.ledger);
             }
-            let Storage::Here(sums) = &mut bucket.storage else {
+            let (false, Storage::Here(sums)) = (is_late, &mut bucket.storage) else {
                 late = Some(Error::LateGradient { path: slot.info.path.clone() });
                 return;
             };
             let sums = &mut sums[slot.range.clone()];
             bucket.seen[param] = true;
             let written = std::mem::replace(&mut bucket.written[param], true);
-            match (state.counts, written) {
+            match (counts, written) {
                 (Counts::Yes, true) => gradient::accumulate(sums, values),
                 (Counts::Yes, false) => sums.copy_from_slice(values),
                 (Counts::No, true) => {}
@@ -271,60 +319,85 @@ impl GradientBuckets {
     /// the root unit, which is the first.
     fn launch_final(&self, state: &mut State) {
         while let Some(unit) = state.unlaunched.checked_sub(1) {
-            let bucket = &mut state.buckets[unit];
-            let everything_written = bucket.written.iter().all(|written| *written);
             // Tied weights may add to the root until the very end.
-            if !bucket.is_final || !everything_written && self.group.world() > 1 {
+            if !state.buckets[unit].is_final || unit == ROOT {
                 return;
             }
-            self.launch(bucket, unit);
+            self.launch(state, unit);
             state.unlaunched = unit;
         }
     }
 
-    /// Launches all reductions that have not been, in the same order.
-    fn launch_all(&self, state: &mut State) {
-        while let Some(unit) = state.unlaunched.checked_sub(1) {
-            let bucket = &mut state.buckets[unit];
-            bucket.is_final = true;
-            self.launch(bucket, unit);
-            state.unlaunched = unit;
+    fn launch(&self, state: &mut State, unit: usize) {
+        let (bucket, layout) = (&mut state.buckets[unit], &self.layout.units[unit]);
+        bucket.is_launched = true;
+        if layout.len == 0 {
+            return;
         }
-    }
-
-    fn launch(&self, bucket: &mut Bucket, unit: usize) {
-        let sums = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
-            Storage::Here(sums) => sums,
+        if let Storage::Freed = bucket.storage {
             // No gradient reached the unit in this micro-batch, but it may have on another rank.
-            Storage::Freed => vec![0.0; self.layout.units[unit].len],
+            bucket.allocate(layout, &self.ledger);
+        }
+        let mut sums = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
+            Storage::Here(sums) => sums,
             other => {
                 bucket.storage = other;
                 return;
             }
         };
-        bucket.storage = if self.group.world() == 1 {
-            Storage::Here(sums)
-        } else if self.stage == Stage::Nothing {
-            Storage::InFlight(self.group.ring_all_reduce(sums, ReduceOp::Sum))
-        } else {
-            Storage::InFlight(self.group.reduce_scatter(sums, ReduceOp::Sum))
-        };
+        for (slot, _) in layout.params.iter().zip(&bucket.written).filter(|(_, written)| !**written) {
+            sums[slot.range.clone()].fill(0.0);
+        }
+        if self.group.world() == 1 {
+            bucket.storage = Storage::Here(sums);
+            return;
+        }
+        self.events.push(Event::Reduce(unit));
+        bucket.storage = Storage::InFlight(match self.stage {
+            Stage::Nothing => self.group.all_reduce_unit(unit, sums),
+            _ => self.group.reduce_scatter_unit(unit, sums),
+        });
     }
 
-    /// Clears the ranges of parameters that no gradient reached, which on several ranks is an error.
-    fn zero_unseen(&self, state: &mut State) -> Result<(), Error> {
-        let mut paths = Vec::new();
-        for (bucket, unit) in state.buckets.iter_mut().zip(&self.layout.units) {
-            for (slot, _) in unit.params.iter().zip(&bucket.seen).filter(|(_, seen)| !**seen) {
-                paths.push(slot.info.path.clone());
-                if let Storage::Here(sums) = &mut bucket.storage {
-                    sums[slot.range.clone()].fill(0.0);
+    /// Waits for the reductions that are under way, but for that of `except`, and keeps the own shard
+    /// of each. What goes wrong is noted.
+    fn shelve(&self, state: &mut State, except: Option<usize>) {
+        for (unit, (bucket, layout)) in
+            state.buckets.iter_mut().zip(&self.layout.units).enumerate()
+        {
+            if Some(unit) == except || !matches!(bucket.storage, Storage::InFlight(_)) {
+                continue;
+            }
+            let Storage::InFlight(pending) = std::mem::replace(&mut bucket.storage, Storage::Lost)
+            else {
+                continue;
+            };
+            self.events.push(Event::ReduceWait(unit));
+            match pending.wait() {
+                Ok(reduced) => {
+                    let own = &reduced[self.stage.owned(layout, &self.group)];
+                    match &mut bucket.shard {
+                        Some((sums, _)) => gradient::accumulate(sums, own),
+                        None => {
+                            let held = self.ledger.hold(Category::Gradients, size_of_val(own));
+                            bucket.shard = Some((own.to_vec(), held));
+                        }
+                    }
+                    (bucket.storage, bucket.held) = (Storage::Freed, None);
+                }
+                Err(error) => {
+                    state.error.get_or_insert(error);
                 }
             }
         }
-        if paths.is_empty() || self.group.world() == 1 {
-            return Ok(());
-        }
-        Err(Error::UnusedParameters { rank: self.group.rank(), paths })
+    }
+}
+
+impl Bucket {
+    /// Makes room for the unit's gradients.
+    fn allocate(&mut self, unit: &UnitLayout, ledger: &Ledger) {
+        self.storage = Storage::Here(vec![0.0; unit.len]);
+        self.held = Some(ledger.hold(Category::Gradients, unit.len * size_of::<f32>()));
+        self.written.fill(false);
     }
 }

@@ -3,104 +3,161 @@
 //!
 //! A single rank is the group of size one and takes the same path.
 
-mod weights;
+mod agree;
+mod persist;
+mod setup;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::Gradients;
+use burn::tensor::{Device, Gradients};
+use pyroclast_kernels::flat::FlatTensor;
 use pyroclast_kernels::gradient;
 
+pub use self::persist::StateEntry;
+pub use self::setup::{Setup, Unused};
 use crate::buckets::{Counts, GradientBuckets, MicroBatch};
-use crate::collectives::ReduceOp;
 use crate::error::Error;
-use crate::group::ProcessGroup;
-use crate::layout::{Layout, ParamInfo};
-use crate::optimizer::{FlatOptimizer, Gradients1d, Optimizer, ParamGroup};
-use crate::parameters;
-use crate::shard::shard;
-use crate::stage::Stage;
+use crate::events::Events;
+use crate::gathers::Gathers;
+use crate::group::{Pending, ProcessGroup};
+use crate::initialise::{Initialised, Place, initialise};
+use crate::layout::{Layout, ROOT};
+use crate::memory::{Category, Held, Ledger};
+use crate::optimizer::{FlatOptimizer, Gradients1d, Update};
+use crate::run::{Run, RunWeights};
+use crate::stage::{AfterForward, Stage};
 use crate::unit::Installed;
-use weights::{Weights, WriteBack};
+use crate::weights::{fill, hollow_out};
 
-/// One rank's part in the training of one model: layout, gradient buckets and optimizer.
+/// One rank's part in the training of one model: layout, weights, gradient buckets and optimizer.
 ///
 /// A step is: [`begin_step`](Self::begin_step); for each micro-batch
 /// [`begin_micro_batch`](Self::begin_micro_batch), forward, backward,
 /// [`collect`](Self::collect); then [`reduce`](Self::reduce) and [`step`](Self::step).
 #[derive(Debug)]
 pub struct DataParallel {
-    group: Arc<ProcessGroup>,
     stage: Stage,
-    layout: Arc<Layout>,
-    buckets: Arc<GradientBuckets>,
+    unused: Unused,
+    run: Arc<Run>,
+    /// What the model's parameters are views of, by unit, where they are not sharded.
+    lent: Vec<FlatTensor>,
     optimizer: FlatOptimizer,
+    _held: Vec<Held>,
 }
 
-/// The optimizer, the groups of parameters for which it has other settings, and what is sharded.
-#[derive(Clone, Debug, Default)]
-pub struct OptimizerSetup {
-    /// What each rank holds only its own shard of.
-    pub stage: Stage,
-    /// The optimizer.
-    pub optimizer: Optimizer,
-    /// Groups, of which the first that matches a parameter applies to it.
-    pub groups: Vec<ParamGroup>,
+/// What makes the step of the summed gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradientScale {
+    /// Factor that makes averages of the sums, clipped by their norm where they are.
+    pub factor: f32,
+    /// Largest absolute value of an averaged gradient's element.
+    pub limit: Option<f32>,
+}
+
+impl From<f32> for GradientScale {
+    fn from(factor: f32) -> Self {
+        Self { factor, limit: None }
+    }
 }
 
 impl DataParallel {
     /// Lays out `model`, gives every rank rank 0's numbers, and makes the model's units report to
-    /// this run. Returns the model with those numbers.
+    /// this run. Returns the model with those numbers; where parameters are sharded, without any.
+    ///
+    /// Lazy parameters are drawn on rank 0 alone, in the order in which the model is traversed.
     ///
     /// # Errors
     ///
-    /// [`Error::NothingToTrain`], [`Error::LayoutMismatch`], [`Error::UnitInUse`], or what ended a
-    /// collective. The other ranks are told.
+    /// [`Error::NothingToTrain`], [`Error::LayoutMismatch`], [`Error::UnitInUse`],
+    /// [`Error::UnknownUnits`], or what ended a collective. The other ranks are told.
     pub fn new<M: Module>(
         model: M,
         group: &Arc<ProcessGroup>,
-        setup: &OptimizerSetup,
+        setup: &Setup,
     ) -> Result<(M, Self), Error> {
-        told(group, Self::begin(model, group, setup))
+        agree::told(group, Self::begin(model, group, setup))
     }
 
     fn begin<M: Module>(
         model: M,
         group: &Arc<ProcessGroup>,
-        setup: &OptimizerSetup,
+        setup: &Setup,
     ) -> Result<(M, Self), Error> {
-        let layout = Arc::new(Layout::of(&model, group.world())?);
-        check_same_layout(&layout, group)?;
+        let layout = Arc::new(Layout::wrapped(&model, group.world(), &setup.wrap)?);
+        let facts: Vec<_> = layout.declared().iter().map(|unit| unit.facts.clone()).collect();
+        let recompute = setup.activation_checkpointing.choose(&facts)?;
+        agree::on_layout(&layout, group)?;
         // One rank owns everything.
         let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
-        let weights = flatten(&model, &layout)?
-            .into_iter()
-            .map(|unit| group.broadcast(unit, 0).wait())
-            .collect::<Result<Vec<_>, Error>>()?;
-        let model = broadcast_untrained(model, &layout, group)?;
-        let model = WriteBack::all(model, &layout, &weights)?;
-        let owned = layout.units.iter().zip(weights).map(|(unit, weights)| {
-            let owned = stage.owned(unit, group);
-            let own =
-                if stage == Stage::Nothing { weights } else { weights[owned.clone()].to_vec() };
-            (owned, own)
-        });
-        let optimizer =
-            FlatOptimizer::new(setup.optimizer, &setup.groups, &layout, owned.collect());
-        let (group, shared) = (Arc::clone(group), Arc::clone(&layout));
-        let buckets = Arc::new(GradientBuckets::new(shared, Arc::clone(&group), stage));
-        let this = Self { group, stage, layout, buckets, optimizer };
-        for (unit, cell) in this.layout.cells().iter().enumerate() {
-            cell.install(Installed { buckets: Arc::clone(&this.buckets), unit: unit + 1 })?;
-        }
+        let device = model.devices().into_iter().next().unwrap_or_else(Device::flex).autodiff();
+        let (ledger, events) = (Ledger::default(), Events::default());
+        let place =
+            Place { layout: &layout, group, stage, ledger: &ledger, device: &device };
+        let Initialised { model, mappers, stored } = initialise(model, place)?;
+        let buckets = GradientBuckets::new(&layout, group, stage, (&ledger, &events));
+        let (lent, weights, held) = match stage.shards_parameters() {
+            true => {
+                let gathers = Gathers::new(
+                    &layout,
+                    group,
+                    setup.gathering,
+                    (&ledger, &events),
+                    (&device, stored),
+                );
+                (vec![], RunWeights::Sharded(gathers), vec![])
+            }
+            false => {
+                let bytes = |values: &Vec<f32>| size_of_val(&values[..]);
+                let held = ledger.hold(Category::ParametersFull, stored.iter().map(bytes).sum());
+                let lend = |values| FlatTensor::new(values, &device);
+                (stored.into_iter().map(lend).collect(), RunWeights::InModel, vec![held])
+            }
+        };
+        let (group, ledger) = (Arc::clone(group), ledger);
+        let run = Run { layout, group, device, ledger, events, mappers, buckets, weights };
+        let optimizer = FlatOptimizer::new(setup, &run, stage);
+        let run = Arc::new(run);
+        let this =
+            Self { stage, unused: setup.unused, run, lent, optimizer, _held: held };
+        this.install(setup, &recompute)?;
+        let model = this.broadcast_untrained(this.filled(model))?;
         Ok((model, this))
+    }
+
+    /// Makes the model's units report to this run.
+    fn install(&self, setup: &Setup, recompute: &[bool]) -> Result<(), Error> {
+        for (declared, recomputes) in self.run.layout.declared().iter().zip(recompute) {
+            let Some(unit) = declared.unit else {
+                // Stored with the unit around it, it still may recompute.
+                declared.cell.set_recomputes(declared.cell.recomputes() || *recomputes);
+                continue;
+            };
+            let frees_weights = self.run.is_sharded()
+                && setup.gathering.after_forward == AfterForward::Free;
+            let run = Arc::clone(&self.run);
+            let recomputes = *recomputes;
+            declared.cell.install(Installed { run, unit, frees_weights, recomputes })?;
+        }
+        Ok(())
+    }
+
+    /// Gives the model's parameters views of the whole weights, where this rank has them.
+    fn filled<M: Module>(&self, model: M) -> M {
+        let Run { layout, mappers, device, .. } = &*self.run;
+        fill(model, (layout, mappers), device, |unit| self.lent.get(unit))
     }
 
     /// The layout of the trainable parameters.
     #[must_use]
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.run.layout
+    }
+
+    /// What this rank holds.
+    #[must_use]
+    pub fn memory(&self) -> &Ledger {
+        &self.run.ledger
     }
 
     /// Optimizer steps taken.
@@ -109,24 +166,76 @@ impl DataParallel {
         self.optimizer.steps()
     }
 
-    /// Starts a step.
-    pub fn begin_step(&self) {
-        self.buckets.begin_step();
+    fn gathers(&self) -> Option<&Gathers> {
+        match &self.run.weights {
+            RunWeights::InModel => None,
+            RunWeights::Sharded(gathers) => Some(gathers),
+        }
     }
 
-    /// Starts a micro-batch. During the last one, units are reduced as their gradients become final.
-    pub fn begin_micro_batch(&self, micro_batch: MicroBatch, counts: Counts) {
-        self.buckets.begin_micro_batch(micro_batch, counts);
+    fn told<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        agree::told(&self.run.group, outcome)
     }
 
-    /// Takes over the gradients of a backward pass.
+    /// Begins a pass over the model: where parameters are sharded, gives it those outside of units.
     ///
     /// # Errors
     ///
-    /// [`Error::LateGradient`], [`Error::Read`] if the device failed, or under [`Stage::Gradients`] what
-    /// ended a collective. The other ranks are told.
-    pub fn collect<M: Module>(&self, model: &M, grads: Gradients) -> Result<(), Error> {
-        told(&self.group, self.buckets.backward_finished(model, grads))
+    /// What ended a collective. The other ranks are told.
+    pub fn begin_pass<M: Module>(&self, model: M) -> Result<M, Error> {
+        let Some(gathers) = self.gathers() else { return Ok(model) };
+        let root = self.told(gathers.begin_pass())?;
+        let Run { layout, mappers, device, .. } = &*self.run;
+        let model = fill(model, (layout, mappers), device, |unit| {
+            (unit == ROOT).then_some(&root.flat)
+        });
+        gathers.keep_root(root);
+        Ok(model)
+    }
+
+    /// Ends a pass over the model: where parameters are sharded, frees those outside of units.
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn end_pass<M: Module>(&self, model: M) -> Result<M, Error> {
+        let Some(gathers) = self.gathers() else { return Ok(model) };
+        let Run { layout, device, .. } = &*self.run;
+        let model = hollow_out(model, layout, device, |unit| unit == ROOT);
+        self.told(gathers.end_pass())?;
+        Ok(model)
+    }
+
+    /// Starts a step.
+    pub fn begin_step(&self) {
+        self.run.ledger.begin_step();
+        self.run.buckets.begin_step();
+    }
+
+    /// Starts a micro-batch, and [begins](Self::begin_pass) its pass over the model.
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn begin_micro_batch<M: Module>(
+        &self,
+        model: M,
+        micro_batch: MicroBatch,
+        counts: Counts,
+    ) -> Result<M, Error> {
+        self.run.buckets.begin_micro_batch(micro_batch, counts);
+        self.begin_pass(model)
+    }
+
+    /// Takes over the gradients of a backward pass, and [ends](Self::end_pass) the pass over the model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LateGradient`], [`Error::Read`] if the device failed, or what ended a collective. The
+    /// other ranks are told.
+    pub fn collect<M: Module>(&self, model: M, grads: Gradients) -> Result<M, Error> {
+        self.told(self.run.buckets.backward_finished(&model, grads))?;
+        self.end_pass(model)
     }
 
     /// Waits until gradients are summed over all ranks, and returns the sum of their squares. It is
@@ -135,49 +244,75 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::UnusedParameters`] on several ranks, or what ended a collective. The other ranks are
-    /// told.
+    /// [`Error::UnusedParameters`] on several ranks where [`Unused`] refuses them,
+    /// [`Error::MicroBatches`], or what ended a collective. The other ranks are told.
     pub fn reduce(&self) -> Result<f64, Error> {
-        told(&self.group, self.buckets.finish_step())?;
-        told(&self.group, self.sum_of_squares())
+        self.told(self.reduced())
     }
 
-    fn sum_of_squares(&self) -> Result<f64, Error> {
-        let (world, rank) = (self.group.world(), self.group.rank());
-        let units = self.layout.units.len();
-        // By rank and unit.
-        let mut sums = vec![0.0; world * units];
-        self.buckets.for_each(|unit, gradients, _| match self.stage {
-            Stage::Nothing => {
-                for owner in 0..world {
-                    let own = shard(gradients.len(), world, owner);
-                    sums[owner * units + unit] = gradient::sum_of_squares(&gradients[own]);
-                }
-            }
-            Stage::Optimizer | Stage::Gradients => {
-                sums[rank * units + unit] = gradient::sum_of_squares(gradients);
-            }
-        });
-        if self.stage != Stage::Nothing {
-            sums = self.group.all_gather(sums).wait()?;
-        }
-        let of_unit = |unit: usize| -> f64 { (0..world).map(|r| sums[r * units + unit]).sum() };
-        Ok((0..units).map(of_unit).sum())
-    }
-
-    /// One optimizer step with the reduced gradients times `scale`; returns the updated model. Where
-    /// weights are stepped in shards, the ranks then give each other theirs.
+    /// One optimizer step with the reduced gradients, scaled; returns the updated model. Where weights
+    /// are stepped in shards and held whole, the ranks then give each other theirs.
     ///
     /// # Errors
     ///
     /// What ended a collective. The other ranks are told.
-    pub fn step<M: Module>(&mut self, model: M, scale: f32, lr: f64) -> Result<M, Error> {
-        let Self { optimizer, layout, buckets, .. } = self;
-        let update = optimizer.begin_step(scale, lr);
-        buckets.for_each(|unit, gradients, seen| {
-            optimizer.step_unit(update, unit, &layout.units[unit], Gradients1d { gradients, seen });
+    pub fn step<M: Module>(
+        &mut self,
+        model: M,
+        scale: impl Into<GradientScale>,
+        lr: f64,
+    ) -> Result<M, Error> {
+        let GradientScale { factor, limit } = scale.into();
+        if let Some(limit) = limit {
+            // Limiting the average is limiting the sum to as many times more.
+            self.run.buckets.for_each(|_, sums, _| gradient::clamp(sums, limit / factor));
+        }
+        let update = self.optimizer.begin_step(factor, lr);
+        if self.run.is_sharded() {
+            self.step_shards(update);
+            return Ok(model);
+        }
+        let run = Arc::clone(&self.run);
+        // Without the model's views the weights are stepped where they are.
+        let model = hollow_out(model, &run.layout, &run.device, |_| true);
+        let outcome = self.step_lent(update);
+        self.told(outcome)?;
+        Ok(self.filled(model))
+    }
+
+    fn step_shards(&mut self, update: Update) {
+        let Self { run, optimizer, .. } = self;
+        let RunWeights::Sharded(gathers) = &run.weights else { return };
+        run.buckets.for_each(|unit, gradients, seen| {
+            let gradients = Gradients1d { gradients, seen };
+            gathers.with_shard(unit, |weights| {
+                optimizer.step_unit(update, (unit, &run.layout.units[unit]), weights, gradients);
+            });
         });
-        told(&self.group, self.write_back(model))
+    }
+
+    fn step_lent(&mut self, update: Update) -> Result<(), Error> {
+        let Self { run, optimizer, stage, .. } = self;
+        let mut whole: Vec<Vec<f32>> = self.lent.drain(..).map(FlatTensor::into_values).collect();
+        let mut gathering: Vec<Option<Pending<Vec<f32>>>> = vec![];
+        run.buckets.for_each(|unit, gradients, seen| {
+            let layout = &run.layout.units[unit];
+            let owned = stage.owned(layout, &run.group);
+            let gradients = Gradients1d { gradients, seen };
+            optimizer.step_unit(update, (unit, layout), &mut whole[unit][owned], gradients);
+            // Other units are stepped while the ranks give each other this one.
+            let gathers = *stage != Stage::Nothing && layout.len > 0;
+            gathering.push(gathers.then(|| {
+                run.group.all_gather_unit(unit, std::mem::take(&mut whole[unit]))
+            }));
+        });
+        for (weights, pending) in whole.iter_mut().zip(gathering) {
+            if let Some(pending) = pending {
+                *weights = pending.wait()?;
+            }
+        }
+        self.lent = whole.into_iter().map(|weights| FlatTensor::new(weights, &run.device)).collect();
+        Ok(())
     }
 
     /// Gives every rank rank 0's frozen parameters and buffers. Running statistics differ between
@@ -185,159 +320,22 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`], or what ended a collective.
+    /// [`Error::Read`], or what ended a collective. The other ranks are told.
     pub fn synchronize_buffers<M: Module>(&self, model: M) -> Result<M, Error> {
-        if self.group.world() == 1 {
+        if self.run.group.world() == 1 {
             return Ok(model);
         }
-        broadcast_untrained(model, &self.layout, &self.group)
+        self.told(self.broadcast_untrained(model))
     }
-
-    /// The optimizer's state, on rank 0: for each of its [names](Optimizer::state_names) and each
-    /// trainable parameter, as many numbers as the parameter has. Other ranks get none, and must call
-    /// it all the same.
-    ///
-    /// # Errors
-    ///
-    /// What ended a collective. The other ranks are told.
-    pub fn state(&self) -> Result<Vec<StateEntry<'_>>, Error> {
-        told(&self.group, self.gather_state())
-    }
-
-    fn gather_state(&self) -> Result<Vec<StateEntry<'_>>, Error> {
-        let mut entries = vec![];
-        for (unit, layout) in self.layout.units.iter().enumerate() {
-            let names = self.optimizer.state_names().iter().copied();
-            for (name, own) in names.zip(self.optimizer.state(unit)) {
-                let all = match self.stage {
-                    Stage::Nothing => own.clone(),
-                    Stage::Optimizer | Stage::Gradients => {
-                        let mut all = vec![0.0; layout.len];
-                        all[self.optimizer.owned(unit).clone()].copy_from_slice(own);
-                        self.group.gather(all, 0).wait()?
-                    }
-                };
-                if self.group.rank() == 0 {
-                    entries.extend(layout.params.iter().map(|slot| StateEntry {
-                        name,
-                        info: &slot.info,
-                        values: all[slot.range.clone()].to_vec(),
-                    }));
-                }
-            }
-        }
-        Ok(entries)
-    }
-
-    /// Continues from the numbers that `model` now has, after `steps` steps. `find` gets a state's
-    /// name and a parameter's path.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::MissingValues`] or [`Error::WrongLength`], or [`Error::Read`] if the device failed.
-    pub fn restore<M: Module>(
-        &mut self,
-        model: M,
-        steps: u64,
-        mut find: impl FnMut(&str, &str) -> Option<Vec<f32>>,
-    ) -> Result<M, Error> {
-        self.optimizer.set_steps(steps);
-        for (unit, weights) in flatten(&model, &self.layout)?.into_iter().enumerate() {
-            self.optimizer.set_master(unit, &weights);
-        }
-        for (unit, slot) in self.layout.slots() {
-            let path = &slot.info.path;
-            for (position, name) in self.optimizer.state_names().iter().enumerate() {
-                let values = find(name, path)
-                    .ok_or_else(|| Error::MissingValues(format!("{name}.{path}")))?;
-                if values.len() != slot.range.len() {
-                    let (path, expected) = (path.clone(), slot.range.len());
-                    return Err(Error::WrongLength { path, expected, found: values.len() });
-                }
-                self.optimizer.set_state(unit, position, &slot.range, &values);
-            }
-        }
-        Ok(model)
-    }
-
-    /// Gives the model the master weights.
-    fn write_back<M: Module>(&self, model: M) -> Result<M, Error> {
-        let weights = match self.stage {
-            Stage::Nothing => Weights::Here(&self.optimizer),
-            Stage::Optimizer | Stage::Gradients => {
-                Weights::gathered(&self.group, &self.layout, &self.optimizer)
-            }
-        };
-        WriteBack::new(&self.layout, weights).run(model)
-    }
-}
-
-/// One name of the optimizer's state for one parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StateEntry<'a> {
-    /// Which state, as torch names it.
-    pub name: &'static str,
-    /// Of which parameter.
-    pub info: &'a ParamInfo,
-    /// As many numbers as the parameter has.
-    pub values: Vec<f32>,
 }
 
 impl Drop for DataParallel {
     /// Makes the model's units transparent again.
     fn drop(&mut self) {
-        for cell in self.layout.cells() {
-            cell.uninstall(&self.buckets);
+        for declared in self.run.layout.declared() {
+            declared.cell.uninstall(&self.run);
         }
     }
-}
-
-/// Tells the other ranks of a failure, so that none waits for this one.
-fn told<T>(group: &ProcessGroup, outcome: Result<T, Error>) -> Result<T, Error> {
-    outcome.inspect_err(|error| group.abort_signal().raise(group.rank(), error))
-}
-
-/// All ranks learn whether all have rank 0's layout, so that none is left waiting.
-fn check_same_layout(layout: &Layout, group: &ProcessGroup) -> Result<(), Error> {
-    let mine = layout.fingerprint().into_bytes();
-    // The length goes first: a broadcast needs buffers of one length.
-    let length = group.broadcast(vec![mine.len() as f64], 0).wait()?;
-    let mut theirs = mine.clone();
-    theirs.resize(length[0] as usize, 0);
-    let differs = group.broadcast(theirs, 0).wait()? != mine;
-    let differing = group.all_reduce(vec![f64::from(u8::from(differs))], ReduceOp::Sum).wait()?;
-    if differs {
-        return Err(Error::LayoutMismatch { rank: group.rank() });
-    }
-    if differing[0] > 0.0 {
-        // The rank that differs raises its own error, which ends this barrier.
-        group.barrier()?;
-    }
-    Ok(())
-}
-
-/// The model's trainable numbers, one flat buffer per unit.
-fn flatten<M: Module>(model: &M, layout: &Layout) -> Result<Vec<Vec<f32>>, Error> {
-    let mut flat: Vec<Vec<f32>> = layout.units.iter().map(|unit| vec![0.0; unit.len]).collect();
-    for named in parameters::read_where(model, |id| layout.locate(id).is_some())? {
-        if let Some(place) = layout.locate(named.id) {
-            flat[place.0][layout.slot(place).range.clone()].copy_from_slice(&named.values);
-        }
-    }
-    Ok(flat)
-}
-
-/// Gives every rank rank 0's frozen parameters and buffers.
-fn broadcast_untrained<M: Module>(
-    model: M,
-    layout: &Layout,
-    group: &ProcessGroup,
-) -> Result<M, Error> {
-    let mut untrained = HashMap::new();
-    for named in parameters::read_where(&model, |id| layout.locate(id).is_none())? {
-        untrained.insert(named.id, group.broadcast(named.values, 0).wait()?);
-    }
-    parameters::write_where(model, |id, _| untrained.remove(&id))
 }
 
 #[cfg(test)]

@@ -174,12 +174,17 @@ pub struct Description {
     pub elements: usize,
     /// Type of the elements.
     pub dtype: Dtype,
+    /// The unit of a model whose numbers these are, as its [`Layout`](crate::Layout) counts them.
+    pub unit: Option<u16>,
 }
 
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, group, sequence, elements, dtype } = self;
+        let Self { operation, group, sequence, elements, dtype, unit } = self;
         write!(f, "{operation} #{sequence} of {elements} {dtype}")?;
+        if let Some(unit) = unit {
+            write!(f, " for unit {unit}")?;
+        }
         if *group == GroupId::WORLD { Ok(()) } else { write!(f, " in subgroup {:08x}", group.0) }
     }
 }

@@ -150,6 +150,48 @@ pub enum Error {
          (`context.device` in `configure_model`) and do not freeze all of it"
     )]
     NothingToTrain,
+    /// A policy names units that the model does not have.
+    #[error("no unit has the {what} `{name}`; there are {known}")]
+    UnknownUnits {
+        /// What the policy chooses by.
+        what: &'static str,
+        /// What it names.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A model declares more units than messages can tell apart.
+    #[error("the model has {units} units, and the limit is {limit}; choose fewer with a wrap policy")]
+    TooManyUnits {
+        /// How many there are.
+        units: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// A unit's function uses a tensor that requires a gradient and is none of its arguments.
+    #[error(
+        "the function of a unit of type `{unit}` captures a tensor that requires a gradient; pass it \
+         as an argument of `Unit::forward`, in a tuple with the others, or `detach()` it"
+    )]
+    CapturedTensor {
+        /// Type of the unit's block.
+        unit: &'static str,
+    },
+    /// Ranks took a step of different numbers of micro-batches.
+    #[error(
+        "rank {rank} ran {mine} micro-batches in this step, but rank {peer} ran {theirs}; every rank \
+         must run as many (with weight 0 where its data has run out)"
+    )]
+    MicroBatches {
+        /// This rank.
+        rank: usize,
+        /// How many it ran.
+        mine: usize,
+        /// The rank that disagrees.
+        peer: usize,
+        /// How many that one ran.
+        theirs: usize,
+    },
     /// A unit already belongs to another training run.
     #[error(
         "a unit of this model is already being trained by another rank or run; \

@@ -5,6 +5,7 @@ mod options;
 mod reductions;
 mod roster;
 mod subgroups;
+mod units;
 mod worker;
 
 use std::collections::HashMap;
@@ -56,6 +57,19 @@ struct Counts {
     sent: HashMap<usize, u64>,
     received: HashMap<usize, u64>,
     subgroups: u64,
+}
+
+/// Which collective, and for which unit of a model.
+#[derive(Clone, Copy, Debug)]
+struct What {
+    operation: Operation,
+    unit: Option<u16>,
+}
+
+impl From<Operation> for What {
+    fn from(operation: Operation) -> Self {
+        Self { operation, unit: None }
+    }
 }
 
 /// A collective that has been launched.
@@ -138,17 +152,17 @@ impl ProcessGroup {
     /// Launches a collective of all ranks.
     fn launch<T: Element, R: Send + 'static>(
         &self,
-        operation: Operation,
+        what: impl Into<What>,
         buffer: Vec<T>,
         body: impl FnOnce(&mut Call<'_>, Vec<T>) -> Result<R, Error> + Send + 'static,
     ) -> Pending<R> {
         let number = |counts: &mut Counts| next(&mut counts.collectives);
-        self.enqueue(operation, buffer, number, body)
+        self.enqueue(what.into(), buffer, number, body)
     }
 
     fn enqueue<T: Element, R: Send + 'static>(
         &self,
-        operation: Operation,
+        What { operation, unit }: What,
         buffer: Vec<T>,
         number: impl FnOnce(&mut Counts) -> u64,
         body: impl FnOnce(&mut Call<'_>, Vec<T>) -> Result<R, Error> + Send + 'static,
@@ -159,7 +173,7 @@ impl ProcessGroup {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let (sequence, group) = (number(&mut counts), roster.id);
         let (elements, dtype) = (buffer.len(), T::DTYPE);
-        let description = Description { operation, group, sequence, elements, dtype };
+        let description = Description { operation, group, sequence, elements, dtype, unit };
         self.thread.launch(Box::new(move |transport| {
             let call = Call { transport, roster: &roster, description };
             // Nobody waits any more if the rank has failed.

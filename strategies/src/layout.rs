@@ -9,6 +9,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Shape, Tensor};
 
 use crate::error::Error;
+use crate::parameters;
+use crate::policy::{UnitFacts, UnitPolicy};
 use crate::unit::{self, UnitCell};
 
 /// Elements to which the range of every parameter is aligned: 512 bytes of `f32`, the strictest
@@ -36,6 +38,7 @@ pub struct ParamSlot {
     pub aliases: Vec<String>,
     /// Elements of the unit's flat buffer.
     pub range: Range<usize>,
+    pub(crate) id: ParamId,
 }
 
 /// The parameters that are stored and communicated together.
@@ -54,12 +57,25 @@ pub struct Layout {
     pub units: Vec<UnitLayout>,
     /// By identity: unit and position within its parameters.
     index: HashMap<ParamId, (usize, usize)>,
-    /// The cells of the declared units, in the order of `units[1..]`.
-    cells: Vec<Arc<UnitCell>>,
+    /// Every declared unit in traversal order.
+    declared: Vec<Declared>,
 }
 
+/// A unit that the model declares.
+#[derive(Clone, Debug)]
+pub(crate) struct Declared {
+    pub(crate) cell: Arc<UnitCell>,
+    /// Its index in [`Layout::units`], if it is stored by itself.
+    pub(crate) unit: Option<usize>,
+    pub(crate) facts: UnitFacts,
+}
+
+/// Most units of a model: messages count them in 16 bits.
+const MAX_UNITS: usize = u16::MAX as usize;
+
 impl Layout {
-    /// Lays out the trainable parameters of `model` for `world` ranks. Initialises lazy parameters.
+    /// Lays out the trainable parameters of `model` for `world` ranks, every declared unit by itself.
+    /// Lazy parameters stay lazy.
     ///
     /// A parameter that stands in several units is stored once, in the root unit.
     ///
@@ -67,26 +83,62 @@ impl Layout {
     ///
     /// [`Error::NothingToTrain`] if no float parameter requires a gradient.
     pub fn of<M: Module>(model: &M, world: usize) -> Result<Self, Error> {
+        Self::wrapped(model, world, &UnitPolicy::All)
+    }
+
+    /// As [`Self::of`], with only those units by themselves that `wrap` chooses. The parameters of the
+    /// others belong to the unit around them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::of`]; [`Error::UnknownUnits`] if the policy names what there is not.
+    pub fn wrapped<M: Module>(
+        model: &M,
+        world: usize,
+        wrap: &UnitPolicy,
+    ) -> Result<Self, Error> {
         let mut collect = Collect::default();
         model.visit(&mut collect);
         if collect.found.is_empty() {
             return Err(Error::NothingToTrain);
         }
-        let mut units = vec![UnitLayout::default(); collect.cells.len() + 1];
+        let facts: Vec<UnitFacts> = collect.cells.iter().map(|(_, facts)| facts.clone()).collect();
+        let chosen = wrap.choose(&facts)?;
+        let count = chosen.iter().filter(|chosen| **chosen).count();
+        if count >= MAX_UNITS {
+            return Err(Error::TooManyUnits { units: count + 1, limit: MAX_UNITS });
+        }
+        let mut next = ROOT;
+        let declared: Vec<Declared> = collect
+            .cells
+            .into_iter()
+            .zip(chosen)
+            .map(|((cell, facts), chosen)| {
+                next += usize::from(chosen);
+                Declared { cell, unit: chosen.then_some(next), facts }
+            })
+            .collect();
+        // The innermost of the units around a parameter that is stored by itself.
+        let unit_of = |around: &[usize]| {
+            around.iter().rev().find_map(|cell| declared[*cell].unit).unwrap_or(ROOT)
+        };
+        let mut units = vec![UnitLayout::default(); count + 1];
         let mut index = HashMap::new();
-        for found in collect.found {
-            let unit = &mut units[found.unit];
-            let len = found.info.shape.iter().product::<usize>();
+        for Found { around, info, aliases, id } in collect.found {
+            let places: Vec<usize> = around.iter().map(|around| unit_of(around)).collect();
+            let is_tied_across = places.iter().any(|unit| *unit != places[0]);
+            let at = if is_tied_across { ROOT } else { places[0] };
+            let unit = &mut units[at];
+            let len = info.shape.iter().product::<usize>();
             let range = unit.len..unit.len + len;
             unit.len = range.end.next_multiple_of(ALIGNMENT);
-            index.insert(found.id, (found.unit, unit.params.len()));
-            let Found { info, aliases, .. } = found;
-            unit.params.push(ParamSlot { info, aliases, range });
+            index.insert(id, (at, unit.params.len()));
+            unit.params.push(ParamSlot { info, aliases, range, id });
         }
         for unit in &mut units {
             unit.len = unit.len.next_multiple_of(world * ALIGNMENT);
         }
-        Ok(Self { units, index, cells: collect.cells })
+        Ok(Self { units, index, declared })
     }
 
     /// Unit and position of a trainable parameter; `None` for frozen parameters and buffers.
@@ -101,8 +153,8 @@ impl Layout {
         &self.units[unit].params[position]
     }
 
-    pub(crate) fn cells(&self) -> &[Arc<UnitCell>] {
-        &self.cells
+    pub(crate) fn declared(&self) -> &[Declared] {
+        &self.declared
     }
 
     /// All slots with the index of their unit.
@@ -132,7 +184,8 @@ impl Layout {
 }
 
 struct Found {
-    unit: usize,
+    /// For each place where the parameter stands, the declared units around it, innermost last.
+    around: Vec<Vec<usize>>,
     info: ParamInfo,
     aliases: Vec<String>,
     id: ParamId,
@@ -143,18 +196,22 @@ struct Collect {
     path: Vec<String>,
     found: Vec<Found>,
     position: HashMap<ParamId, usize>,
-    cells: Vec<Arc<UnitCell>>,
+    cells: Vec<(Arc<UnitCell>, UnitFacts)>,
 }
 
 impl Collect {
-    /// Index of the innermost unit that is being traversed.
-    fn current_unit(&mut self) -> usize {
-        let Some(cell) = unit::current() else { return ROOT };
-        let known = self.cells.iter().position(|c| Arc::ptr_eq(c, &cell));
-        1 + known.unwrap_or_else(|| {
-            self.cells.push(cell);
-            self.cells.len() - 1
-        })
+    /// Indices of the declared units that are being traversed, innermost last.
+    fn around(&mut self) -> Vec<usize> {
+        unit::enclosing().into_iter().map(|cell| self.index_of(cell)).collect()
+    }
+
+    fn index_of(&mut self, cell: Arc<UnitCell>) -> usize {
+        if let Some(known) = self.cells.iter().position(|(known, _)| Arc::ptr_eq(known, &cell)) {
+            return known;
+        }
+        let type_name = cell.type_name();
+        self.cells.push((cell, UnitFacts { type_name, ..UnitFacts::default() }));
+        self.cells.len() - 1
     }
 }
 
@@ -168,21 +225,25 @@ impl ModuleVisitor for Collect {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
+        let (around, path) = (self.around(), self.path.join("."));
+        for cell in &around {
+            self.cells[*cell].1.paths.push(path.clone());
+        }
+        if !parameters::is_trainable(param) {
             return;
         }
-        let (unit, path) = (self.current_unit(), self.path.join("."));
+        let info = ParamInfo { path, shape: param.lazy_shape().to_vec() };
+        for cell in &around {
+            self.cells[*cell].1.elements += info.shape.iter().product::<usize>();
+        }
         if let Some(&first) = self.position.get(&param.id) {
             let found = &mut self.found[first];
-            found.aliases.push(path);
-            if found.unit != unit {
-                found.unit = ROOT;
-            }
+            found.aliases.push(info.path);
+            found.around.push(around);
             return;
         }
         self.position.insert(param.id, self.found.len());
-        let info = ParamInfo { path, shape: param.shape().to_vec() };
-        self.found.push(Found { unit, info, aliases: vec![], id: param.id });
+        self.found.push(Found { around: vec![around], info, aliases: vec![], id: param.id });
     }
 }
 

@@ -9,7 +9,7 @@
 //! 5. [`group`]: a rank's place in a group; collectives in launch order on a thread of their own.
 //! 6. [`layout`]: parameters by path, stored in flat buffers, one per [`Unit`].
 //! 7. [`parameters`]: a module's numbers by path. [`optimizer`]: master weights and state, stepped by ranges of those buffers.
-//! 8. [`Stage`]: what is sharded. [`data_parallel`]: the strategy.
+//! 8. [`Stage`]: what is sharded. [`memory`]: what is held for what. [`data_parallel`]: the strategy.
 //!
 //! This crate knows nothing of datasets, checkpoint files or command lines, and starts no processes.
 
@@ -20,11 +20,17 @@ pub mod data_parallel;
 mod deadline;
 mod description;
 mod error;
+mod events;
+mod gathers;
 pub mod group;
+mod initialise;
 pub mod layout;
 pub mod membership;
+pub mod memory;
 pub mod optimizer;
 pub mod parameters;
+mod policy;
+mod run;
 pub mod shard;
 mod stage;
 pub mod store;
@@ -32,14 +38,17 @@ pub mod store;
 mod testing;
 pub mod transport;
 mod unit;
+mod weights;
 
 pub use buckets::{Counts, MicroBatch};
 pub use collectives::{Algorithm, CostModel, Element, ReduceOp, Workload};
-pub use data_parallel::{DataParallel, OptimizerSetup, StateEntry};
+pub use data_parallel::{DataParallel, GradientScale, Setup, StateEntry, Unused};
 pub use description::{Description, Dtype, GroupId, Operation};
 pub use error::Error;
 pub use group::{GroupOptions, Mesh, Pending, ProcessGroup, Traffic};
 pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use optimizer::{Optimizer, ParamGroup};
-pub use stage::Stage;
-pub use unit::Unit;
+pub use memory::Ledger;
+pub use policy::UnitPolicy;
+pub use stage::{AfterForward, BackwardPrefetch, Gathering, Stage};
+pub use unit::{TensorMap, Unit, Values};

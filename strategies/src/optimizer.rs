@@ -1,4 +1,4 @@
-//! The optimizer's view of a model: master weights and state in flat buffers, stepped by ranges.
+//! The optimizer's view of a model: weights and state in flat buffers, stepped by ranges.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,7 +6,11 @@ use std::sync::Arc;
 
 use pyroclast_kernels::optimizer as kernels;
 
-use crate::layout::{Layout, ParamInfo, UnitLayout};
+use crate::data_parallel::Setup;
+use crate::layout::{ParamInfo, UnitLayout};
+use crate::memory::{Category, Held};
+use crate::run::Run;
+use crate::stage::Stage;
 
 /// An optimizer and its hyperparameters, apart from the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,7 +136,7 @@ pub(crate) struct Gradients1d<'a> {
     pub(crate) seen: &'a [bool],
 }
 
-/// Master weights and optimizer state of all units.
+/// Optimizer state of all units.
 #[derive(Debug)]
 pub(crate) struct FlatOptimizer {
     optimizer: Optimizer,
@@ -147,21 +151,17 @@ struct UnitState {
     settings: Vec<Settings>,
     /// The part of the unit's flat buffer that this rank steps. The vectors below hold it alone.
     owned: Range<usize>,
-    master: Vec<f32>,
     /// In the order of [`Optimizer::state_names`].
     state: Vec<Vec<f32>>,
+    _held: Held,
 }
 
 impl FlatOptimizer {
-    /// Starts from the given flat weights: by unit the range that this rank owns, and what is in it.
-    pub(crate) fn new(
-        optimizer: Optimizer,
-        groups: &[ParamGroup],
-        layout: &Layout,
-        masters: Vec<(Range<usize>, Vec<f32>)>,
-    ) -> Self {
+    /// State of zeros for what a rank owns under `stage`.
+    pub(crate) fn new(setup: &Setup, run: &Run, stage: Stage) -> Self {
+        let optimizer = setup.optimizer;
         let settings = |info: &ParamInfo| {
-            let group = groups.iter().find(|group| (group.matches)(info));
+            let group = setup.groups.iter().find(|group| (group.matches)(info));
             Settings {
                 weight_decay: group
                     .and_then(|group| group.weight_decay)
@@ -169,11 +169,16 @@ impl FlatOptimizer {
                 lr_factor: group.map_or(1.0, |group| group.lr_factor),
             }
         };
-        let units = layout.units.iter().zip(masters).map(|(unit, (owned, master))| UnitState {
-            settings: unit.params.iter().map(|slot| settings(&slot.info)).collect(),
-            owned,
-            state: optimizer.state_names().iter().map(|_| vec![0.0; master.len()]).collect(),
-            master,
+        let names = optimizer.state_names();
+        let units = run.layout.units.iter().map(|unit| {
+            let owned = stage.owned(unit, &run.group);
+            let bytes = names.len() * owned.len() * size_of::<f32>();
+            UnitState {
+                settings: unit.params.iter().map(|slot| settings(&slot.info)).collect(),
+                state: names.iter().map(|_| vec![0.0; owned.len()]).collect(),
+                owned,
+                _held: run.ledger.hold(Category::Optimizer, bytes),
+            }
         });
         Self { optimizer, units: units.collect(), steps: 0 }
     }
@@ -189,13 +194,13 @@ impl FlatOptimizer {
         Update { scale, lr, step: self.steps }
     }
 
-    /// Steps the owned part of those parameters of a unit that received a gradient. The gradients are
-    /// those of the owned part.
+    /// Steps the owned part of those parameters of a unit that received a gradient. Weights and gradients
+    /// are those of the owned part.
     pub(crate) fn step_unit(
         &mut self,
         update: Update,
-        unit: usize,
-        layout: &UnitLayout,
+        (unit, layout): (usize, &UnitLayout),
+        weights: &mut [f32],
         Gradients1d { gradients, seen }: Gradients1d<'_>,
     ) {
         let Update { scale, step, .. } = update;
@@ -203,7 +208,7 @@ impl FlatOptimizer {
         let state = &mut self.units[unit];
         for (range, settings) in segments(layout, &state.settings, seen) {
             let range = within(&range, &state.owned);
-            let weights = &mut state.master[range.clone()];
+            let weights = &mut weights[range.clone()];
             let gradient = &gradients[range.clone()];
             let lr = update.lr * settings.lr_factor;
             let weight_decay = settings.weight_decay;
@@ -224,22 +229,6 @@ impl FlatOptimizer {
                 _ => unreachable!("a unit has one buffer per state name"),
             }
         }
-    }
-
-    /// The part of a unit that this rank owns.
-    pub(crate) fn owned(&self, unit: usize) -> &Range<usize> {
-        &self.units[unit].owned
-    }
-
-    /// The weights of the owned part of a unit.
-    pub(crate) fn master(&self, unit: usize) -> &[f32] {
-        &self.units[unit].master
-    }
-
-    /// Overwrites the owned part of a unit, given all of it.
-    pub(crate) fn set_master(&mut self, unit: usize, weights: &[f32]) {
-        let UnitState { owned, master, .. } = &mut self.units[unit];
-        master.copy_from_slice(&weights[owned.clone()]);
     }
 
     /// Names of the state.

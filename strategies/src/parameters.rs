@@ -1,6 +1,6 @@
 //! A module's float parameters and buffers by path: reading and replacing their numbers.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
 use burn::tensor::Tensor;
 use pyroclast_kernels::interop;
 
@@ -31,13 +31,57 @@ pub(crate) fn read_where<M: Module>(
     model: &M,
     wanted: impl Fn(ParamId) -> bool,
 ) -> Result<Vec<NamedValues>, Error> {
-    let mut collect = Collect { wanted, path: vec![], named: vec![], tensors: vec![] };
     // A running statistic takes up its last update only when the model is put into validation.
-    model.valid().visit(&mut collect);
+    read_valid(&model.valid(), wanted)
+}
+
+/// As [`read_where`], of a model that is in validation.
+pub(crate) fn read_valid<M: Module>(
+    model: &M,
+    wanted: impl Fn(ParamId) -> bool,
+) -> Result<Vec<NamedValues>, Error> {
+    let mut collect = Collect { wanted, path: vec![], named: vec![], tensors: vec![] };
+    model.visit(&mut collect);
     let Collect { mut named, tensors, .. } = collect;
     interop::read_all(tensors, |position, values| named[position].values = values.to_vec())
         .map_err(|source| Error::Read { what: "parameters".to_owned(), source })?;
     Ok(named)
+}
+
+/// Parameters and buffers with zeros in place of their numbers. Lazy parameters stay lazy.
+pub(crate) fn shapes_where<M: Module>(
+    model: &M,
+    wanted: impl Fn(ParamId) -> bool,
+) -> Vec<NamedValues> {
+    let mut shapes = Shapes { wanted, path: vec![], named: vec![] };
+    model.visit(&mut shapes);
+    shapes.named
+}
+
+struct Shapes<F> {
+    wanted: F,
+    path: Vec<String>,
+    named: Vec<NamedValues>,
+}
+
+impl<F: Fn(ParamId) -> bool> ModuleVisitor for Shapes<F> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let known = self.named.iter().any(|named| named.id == param.id);
+        if known || !(self.wanted)(param.id) {
+            return;
+        }
+        let info = info(&self.path, param);
+        let values = vec![0.0; info.shape.iter().product()];
+        self.named.push(NamedValues { info, values, id: param.id });
+    }
 }
 
 /// Replaces the numbers of every float parameter and buffer for which `find` has some. Identity,
@@ -64,7 +108,40 @@ pub(crate) fn write_where<M: Module>(
 }
 
 fn info<const D: usize>(path: &[String], param: &Param<Tensor<D>>) -> ParamInfo {
-    ParamInfo { path: path.join("."), shape: param.shape().to_vec() }
+    ParamInfo { path: path.join("."), shape: param.lazy_shape().to_vec() }
+}
+
+/// Whether a parameter is to be trained. A lazy one stays lazy.
+pub(crate) fn is_trainable<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    match param.is_initialized() {
+        true => param.is_require_grad(),
+        false => placeholder(param).is_require_grad(),
+    }
+}
+
+/// What Burn keeps beside a parameter's tensor. A lazy parameter stays lazy.
+pub(crate) fn mapper_of<const D: usize>(param: &Param<Tensor<D>>) -> ParamMapper<Tensor<D>> {
+    match param.is_initialized() {
+        true => param.clone().consume().2,
+        false => placeholder(param).consume().2,
+    }
+}
+
+/// A lazy parameter with one number in place of its own: what Burn does when a record is loaded, and
+/// the only way to everything but the numbers without drawing them.
+fn placeholder<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    let one = Tensor::zeros([1; D], &param.lazy_device());
+    param.clone().transform_for_load(one, param.id)
+}
+
+/// `param` with another tensor. A lazy parameter does not draw its numbers.
+pub(crate) fn replaced<const D: usize>(
+    param: Param<Tensor<D>>,
+    tensor: Tensor<D>,
+) -> Param<Tensor<D>> {
+    let (id, mapper) = (param.id, mapper_of(&param));
+    drop(param);
+    Param::from_mapped_value(id, tensor, mapper)
 }
 
 struct Collect<F> {
@@ -118,9 +195,8 @@ impl<F: FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>> ModuleMapper for Replace
             self.error.get_or_insert(Error::WrongLength { path: info.path, expected, found });
             return param;
         }
-        param.map(|tensor| {
-            interop::tensor(&values, tensor.shape(), &tensor.device())
-                .set_require_grad(tensor.is_require_grad())
-        })
+        let tensor = interop::tensor(&values, param.lazy_shape(), &param.lazy_device())
+            .set_require_grad(is_trainable(&param));
+        replaced(param, tensor)
     }
 }

@@ -9,8 +9,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::transport::memory;
 use crate::{
-    Counts, DataParallel, Error, GroupOptions, MicroBatch, Optimizer, OptimizerSetup, ProcessGroup,
-    Unit, parameters,
+    AfterForward, Counts, DataParallel, Error, Gathering, GroupOptions, MicroBatch, Optimizer,
+    ProcessGroup, Setup, Stage, Unit, UnitPolicy, parameters,
 };
 
 /// A block in the way of a transformer's: a residual around two layers.
@@ -82,9 +82,9 @@ pub(crate) fn device() -> Device {
 }
 
 /// Plain SGD: the change of a weight is its gradient.
-pub(crate) fn sgd() -> OptimizerSetup {
+pub(crate) fn sgd() -> Setup {
     let optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-    OptimizerSetup { optimizer, ..OptimizerSetup::default() }
+    Setup { optimizer, ..Setup::default() }
 }
 
 pub(crate) fn single() -> Arc<ProcessGroup> {
@@ -99,40 +99,76 @@ pub(crate) fn bits<M: Module>(model: &M) -> Vec<(String, Vec<u32>)> {
         .collect()
 }
 
+/// The micro-batch at `index` of a step of `count`.
+pub(crate) fn position(index: usize, count: usize) -> MicroBatch {
+    if index + 1 == count { MicroBatch::Last } else { MicroBatch::Intermediate }
+}
+
 pub(crate) fn step<M: Module>(
-    (model, strategy): (M, &mut DataParallel),
+    (mut model, strategy): (M, &mut DataParallel),
     losses: &[&dyn Fn(&M) -> Tensor<1>],
 ) -> Result<M, Error> {
     strategy.begin_step();
     for (i, loss) in losses.iter().enumerate() {
-        let is_last = i + 1 == losses.len();
-        let micro_batch = if is_last { MicroBatch::Last } else { MicroBatch::Intermediate };
-        strategy.begin_micro_batch(micro_batch, Counts::Yes);
+        let position = position(i, losses.len());
+        model = strategy.begin_micro_batch(model, position, Counts::Yes)?;
         let grads = loss(&model).backward();
-        strategy.collect(&model, grads)?;
+        model = strategy.collect(model, grads)?;
     }
     strategy.reduce()?;
     strategy.step(model, 1.0, 0.5)
+}
+
+/// Runs `body` on every rank of `world`, each a thread, and returns what they return.
+pub(crate) fn on_ranks<R: Send>(
+    world: usize,
+    body: impl Fn(&Arc<ProcessGroup>) -> Result<R, Error> + Sync,
+) -> Vec<Result<R, Error>> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = memory::endpoints(world)
+            .into_iter()
+            .map(|endpoint| {
+                let body = &body;
+                scope.spawn(move || {
+                    body(&Arc::new(ProcessGroup::new(endpoint, GroupOptions::default())))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().expect("no rank should panic")).collect()
+    })
+}
+
+/// As [`on_ranks`], where no rank fails.
+pub(crate) fn all_of<R: Send>(
+    world: usize,
+    body: impl Fn(&Arc<ProcessGroup>) -> Result<R, Error> + Sync,
+) -> Vec<R> {
+    on_ranks(world, body).into_iter().map(|outcome| outcome.expect("no rank should fail")).collect()
 }
 
 /// Runs `body` on two ranks, each with a net of its own, and returns what they return.
 pub(crate) fn two_ranks<R: Send>(
     body: impl Fn(Net, &mut DataParallel, &ProcessGroup) -> Result<R, Error> + Sync,
 ) -> Vec<Result<R, Error>> {
-    thread::scope(|scope| {
-        let threads: Vec<_> = memory::endpoints(2)
-            .into_iter()
-            .map(|endpoint| {
-                let body = &body;
-                scope.spawn(move || {
-                    let group = Arc::new(ProcessGroup::new(endpoint, GroupOptions::default()));
-                    let net = Net::new(&device());
-                    // The other rank may have failed already.
-                    let (net, mut strategy) = DataParallel::new(net, &group, &sgd())?;
-                    body(net, &mut strategy, &group)
-                })
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().expect("no rank should panic")).collect()
+    on_ranks(2, |group| {
+        let (net, mut strategy) = DataParallel::new(Net::new(&device()), group, &sgd())?;
+        body(net, &mut strategy, group)
     })
+}
+
+/// Every way to share the work, by name.
+pub(crate) fn ways() -> [(&'static str, Setup); 6] {
+    let setup = |stage| Setup { stage, ..Setup::default() };
+    let keep = Gathering { after_forward: AfterForward::Keep, ..Gathering::default() };
+    [
+        ("ddp", setup(Stage::Nothing)),
+        ("zero1", setup(Stage::Optimizer)),
+        ("zero2", setup(Stage::Gradients)),
+        ("full_shard", setup(Stage::Parameters)),
+        (
+            "full_shard with recompute",
+            Setup { activation_checkpointing: UnitPolicy::All, ..setup(Stage::Parameters) },
+        ),
+        ("shard_grad_op", Setup { gathering: keep, ..setup(Stage::Parameters) }),
+    ]
 }

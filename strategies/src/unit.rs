@@ -1,26 +1,34 @@
-//! `Unit`: the atom of communication, usually one transformer block.
+//! `Unit`: the atom of sharding and communication, usually one transformer block.
 
 mod backend;
+mod leaves;
+mod recompute;
 mod tape;
+mod unshard;
+mod values;
 
-pub(crate) use tape::{ParamGrad, take};
+pub(crate) use leaves::{ParamGrad, take};
+pub use values::{TensorMap, Values};
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
-use crate::buckets::GradientBuckets;
 use crate::error::Error;
+use crate::policy::short_type_name;
+use crate::run::{Purpose, Run};
 
 /// Wraps a block of a model whose parameters are stored and communicated together.
 ///
 /// Outside training a unit is transparent: it computes what its block computes, and its parameters
 /// have the paths that they would have without it. In training the block's gradients are handed over
-/// for reduction as soon as the backward pass has left the block, while the rest of it goes on.
+/// for reduction as soon as the backward pass has left the block, while the rest of it goes on; and
+/// where parameters are sharded, the block has them only while it runs.
 ///
 /// ```
 /// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -47,19 +55,51 @@ pub struct Unit<M> {
 }
 
 /// The identity of a unit. Clones of a unit share it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UnitCell {
+    type_name: &'static str,
+    /// Whether it recomputes its activations whatever a run says.
+    recomputes: AtomicBool,
+    /// Whether its function is known to capture no tracked tensor.
+    is_checked: AtomicBool,
     installed: Mutex<Option<Installed>>,
 }
 
 /// The training run that a unit belongs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Installed {
-    pub(crate) buckets: Arc<GradientBuckets>,
+    pub(crate) run: Arc<Run>,
+    /// Its index in the run's layout.
     pub(crate) unit: usize,
+    /// Whether weights are freed between forward and backward.
+    pub(crate) frees_weights: bool,
+    /// Whether activations are recomputed.
+    pub(crate) recomputes: bool,
 }
 
 impl UnitCell {
+    fn new<M>() -> Self {
+        Self {
+            type_name: short_type_name::<M>(),
+            recomputes: AtomicBool::new(false),
+            is_checked: AtomicBool::new(false),
+            installed: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn type_name(&self) -> &'static str {
+        self.type_name
+    }
+
+    /// Makes the unit recompute its activations, or not.
+    pub(crate) fn set_recomputes(&self, recomputes: bool) {
+        self.recomputes.store(recomputes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn recomputes(&self) -> bool {
+        self.recomputes.load(Ordering::Relaxed)
+    }
+
     /// Makes the unit report to `installed`.
     ///
     /// # Errors
@@ -74,10 +114,10 @@ impl UnitCell {
         Ok(())
     }
 
-    /// Makes the unit transparent again, if it reports to `buckets`.
-    pub(crate) fn uninstall(&self, buckets: &Arc<GradientBuckets>) {
+    /// Makes the unit transparent again, if it reports to `run`.
+    pub(crate) fn uninstall(&self, run: &Arc<Run>) {
         let mut current = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
-        current.take_if(|installed| Arc::ptr_eq(&installed.buckets, buckets));
+        current.take_if(|installed| Arc::ptr_eq(&installed.run, run));
     }
 
     fn installed(&self) -> Option<Installed> {
@@ -88,34 +128,132 @@ impl UnitCell {
 impl<M: Module> Unit<M> {
     /// Declares `module` a unit.
     pub fn new(module: M) -> Self {
-        Self { module, cell: Arc::default() }
+        Self { module, cell: Arc::new(UnitCell::new::<M>()) }
     }
 
-    /// The block.
+    /// Makes the unit recompute its activations in the backward pass instead of keeping them (activation
+    /// checkpointing), with any strategy and with none.
+    ///
+    /// What the block draws from its device's random generator is drawn again. Where several ranks are
+    /// threads of one process they share that generator, and a block that draws must not be recomputed.
+    #[must_use]
+    pub fn with_activation_checkpointing(self) -> Self {
+        self.cell.set_recomputes(true);
+        self
+    }
+
+    /// The block. While a run shards its parameters, they are not here but in the first argument of the
+    /// function given to [`Self::forward`].
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// Runs `f` on the block and `x`.
+    /// Runs `f` on the block and `inputs`: a tensor, or [several](Values) in a tuple.
     ///
     /// `f` must reach the parameters of the block only through its first argument: a gradient that
     /// reaches them from elsewhere is refused ([`Error::LateGradient`]) when it comes too late.
     ///
     /// `f` must reach tensors that require gradients only through its second argument. Others
-    /// (masks, say) it may capture. A captured tensor that requires a gradient would join the unit's
-    /// graph to the caller's, and the backward pass would wait for itself: detach it first.
-    pub fn forward<const I: usize, const O: usize>(
+    /// (masks, say) it may capture. It may run more than once, and must do the same each time.
+    ///
+    /// # Panics
+    ///
+    /// In training, with an [`Error`] as the payload: [`Error::CapturedTensor`] if `f` captures a tensor
+    /// that requires a gradient, or what ended a collective.
+    pub fn forward<I: Values, O: Values>(
         &self,
-        x: Tensor<I>,
-        f: impl Fn(&M, Tensor<I>) -> Tensor<O> + Send + 'static,
-    ) -> Tensor<O>
+        inputs: I,
+        f: impl Fn(&M, I) -> O + Send + 'static,
+    ) -> O
     where
         M: 'static,
     {
-        match self.cell.installed() {
-            Some(installed) if x.is_autodiff() => tape::forward(&self.module, installed, x, f),
-            _ => f(&self.module, x),
+        let installed = self.cell.installed();
+        if !has_autodiff(&inputs) || recompute::in_first_run() {
+            return match &installed {
+                Some(installed) => self.infer(installed, inputs, f),
+                None => f(&self.module, inputs),
+            };
         }
+        let recomputes = self.cell.recomputes() || installed.as_ref().is_some_and(|i| i.recomputes);
+        match installed {
+            installed if recomputes => {
+                let unit = (self.cell.type_name, installed.as_ref());
+                recompute::forward(&self.module, unit, inputs, f)
+            }
+            Some(installed) => tape::forward(&self.module, (&installed, &self.cell), inputs, f),
+            None => f(&self.module, inputs),
+        }
+    }
+
+    /// A pass without a backward pass.
+    fn infer<I: Values, O: Values>(
+        &self,
+        Installed { run, unit, .. }: &Installed,
+        inputs: I,
+        f: impl Fn(&M, I) -> O,
+    ) -> O {
+        if !run.is_sharded() {
+            return f(&self.module, inputs);
+        }
+        let begun = raise(run.forward(*unit, Purpose::Inference), run);
+        let Some(full) = begun.weights else { return f(&self.module, inputs) };
+        let module = run.fill(self.module.clone(), *unit, &full);
+        let module = match has_autodiff(&inputs) {
+            true => leaves::lift_params(module, &run.device, leaves::Lift::Untracked),
+            false => module,
+        };
+        f(&module, inputs)
+    }
+
+    /// Changes the module as Burn does, which must not touch parameters that are elsewhere.
+    fn changed(self, change: impl FnOnce(M) -> M) -> Self {
+        let module = match self.cell.installed() {
+            Some(installed) if installed.run.is_sharded() => {
+                installed.run.veiled(self.module, change)
+            }
+            _ => change(self.module),
+        };
+        Self { module, cell: self.cell }
+    }
+}
+
+/// Returns what a collective brought, or unwinds with its error: a forward pass returns tensors.
+fn raise<T>(outcome: Result<T, Error>, run: &Run) -> T {
+    outcome.unwrap_or_else(|error| {
+        run.fail(error.clone());
+        raise_alone(error)
+    })
+}
+
+fn raise_alone(error: Error) -> ! {
+    // Without the message of a panic: whoever runs the forward pass reports the error.
+    std::panic::resume_unwind(Box::new(error))
+}
+
+/// Whether any tensor of `values` has autodiff, tracked or not.
+fn has_autodiff<V: Values>(values: &V) -> bool {
+    let mut find = FindAutodiff(false);
+    let _ = values.clone().map(&mut find);
+    find.0
+}
+
+struct FindAutodiff(bool);
+
+impl TensorMap for FindAutodiff {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0 |= tensor.is_autodiff();
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.0 |= tensor.is_autodiff();
+        tensor
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.0 |= tensor.is_autodiff();
+        tensor
     }
 }
 
@@ -125,9 +263,9 @@ thread_local! {
     static ENCLOSING: RefCell<Vec<Arc<UnitCell>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The innermost unit around the parameter that this thread is visiting.
-pub(crate) fn current() -> Option<Arc<UnitCell>> {
-    ENCLOSING.with_borrow(|units| units.last().cloned())
+/// The units around the parameter that this thread is visiting, innermost last.
+pub(crate) fn enclosing() -> Vec<Arc<UnitCell>> {
+    ENCLOSING.with_borrow(Clone::clone)
 }
 
 /// Leaves the unit when dropped, also when a visitor panics.
@@ -152,23 +290,23 @@ impl<M: Module> Module for Unit<M> {
     }
 
     fn fork(self, device: &Device) -> Self {
-        Self { module: self.module.fork(device), cell: self.cell }
+        self.changed(|module| module.fork(device))
     }
 
     fn to_device(self, device: &Device) -> Self {
-        Self { module: self.module.to_device(device), cell: self.cell }
+        self.changed(|module| module.to_device(device))
     }
 
     fn train(self) -> Self {
-        Self { module: self.module.train(), cell: self.cell }
+        self.changed(Module::train)
     }
 
     fn valid(&self) -> Self {
-        Self { module: self.module.valid(), cell: Arc::clone(&self.cell) }
+        self.clone().changed(|module| module.valid())
     }
 
     fn materialize(self) -> Self {
-        Self { module: self.module.materialize(), cell: self.cell }
+        self.changed(Module::materialize)
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {

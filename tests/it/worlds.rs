@@ -82,7 +82,7 @@ fn a_run_repeats_itself_bit_by_bit() {
 
 #[test]
 fn ddp_on_one_rank_is_single_bit_by_bit() {
-    let strategy = |name: &str| TrainerConfig { strategy: name.to_owned(), ..config("adamw", 1) };
+    let strategy = |name: &str| TrainerConfig { strategy: name.into(), ..config("adamw", 1) };
     assert_eq!(train(strategy("single"), 4).weights, train(strategy("ddp"), 4).weights);
 }
 
@@ -96,7 +96,7 @@ fn zero_is_ddp_bit_by_bit_and_with_several_micro_batches_within_rounding() {
     ] {
         let run = |strategy: &str| {
             let config = TrainerConfig {
-                strategy: strategy.to_owned(),
+                strategy: strategy.into(),
                 accumulate_grad_batches: micro_batches,
                 gradient_clip_val: clip,
                 ..config(optimizer, world)

@@ -2,11 +2,11 @@
 
 use pyroclast_strategies::Optimizer;
 
-use super::Strategy;
 use crate::config::TrainerConfig;
 use crate::environment::{ProcessRank, SET_RANKS};
 use crate::error::Mistake;
 use crate::schedule::{Decay, Schedule};
+use crate::strategy::{Strategy, StrategyConfig};
 
 /// Ranks that one process may have: they are threads, each with a connection to every other.
 const MAX_RANKS: usize = 256;
@@ -19,8 +19,8 @@ const MAX_MICRO_BATCHES: usize = 1 << 20;
 pub(super) struct Check(pub(super) Vec<Mistake>);
 
 /// Strategies that Lightning or DeepSpeed users may ask for and that this version does not build.
-const STRATEGIES_NOT_YET: [&str; 5] =
-    ["fsdp", "zero3", "ddp_spawn", "hybrid_shard", "deepspeed_stage_"];
+const STRATEGIES_NOT_YET: [&str; 6] =
+    ["fsdp_", "zero3_", "ddp_", "hybrid_shard", "deepspeed_stage_2_", "deepspeed_stage_3_"];
 
 impl Check {
     fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
@@ -62,25 +62,39 @@ impl Check {
     }
 
     pub(super) fn strategy(&mut self, config: &TrainerConfig, world: usize) -> Option<Strategy> {
-        match config.strategy.as_str() {
-            "auto" if world > 1 => Some(Strategy::Ddp),
-            "auto" => Some(Strategy::Single),
-            "single" if world > 1 => {
-                let problem = format!("`single` is for one rank, but there are {world}; use `ddp`");
-                self.mistake("strategy", problem);
-                None
+        let strategy = match &config.strategy {
+            StrategyConfig::Settings(strategy) => strategy.clone(),
+            StrategyConfig::Name(text) if text.starts_with('{') => {
+                self.parse("strategy", serde_json::from_str(text))?
             }
-            name => Strategy::named(name).or_else(|| {
-                let known = Strategy::NAMES.map(|(known, _)| known).join(", ");
-                let is_later = STRATEGIES_NOT_YET.iter().any(|later| name.starts_with(later));
-                let problem = match is_later {
-                    true => format!("`{name}` is not in this version; there are auto, {known}"),
-                    false => format!("unknown strategy `{name}`; there are auto, {known}"),
-                };
-                self.mistake("strategy", problem);
-                None
-            }),
+            StrategyConfig::Name(name) => self.strategy_named(name, world)?,
+        };
+        if strategy == Strategy::Single && world > 1 {
+            let problem = format!("`single` is for one rank, but there are {world}; use `ddp`");
+            self.mistake("strategy", problem);
+            return None;
         }
+        self.0.extend(strategy.mistakes());
+        Some(strategy)
+    }
+
+    fn strategy_named(&mut self, name: &str, world: usize) -> Option<Strategy> {
+        let name = match name {
+            "auto" if world > 1 => "ddp",
+            "auto" => "single",
+            name => name,
+        };
+        let strategy = Strategy::named(name);
+        if strategy.is_none() {
+            let known = Strategy::NAMES.join(", ");
+            let is_later = STRATEGIES_NOT_YET.iter().any(|later| name.starts_with(later));
+            let problem = match is_later {
+                true => format!("`{name}` is not in this version; there are auto, {known}"),
+                false => format!("unknown strategy `{name}`; there are auto, {known}"),
+            };
+            self.mistake("strategy", problem);
+        }
+        strategy
     }
 
     pub(super) fn optimizer(&mut self, config: &TrainerConfig) -> Option<Optimizer> {
@@ -139,12 +153,10 @@ impl Check {
         if config.limit_val_batches == Some(0) {
             self.mistake("limit_val_batches", "0 is no validation; use val_check_interval 0");
         }
-        if config.gradient_clip_algorithm != "norm" {
-            let name = &config.gradient_clip_algorithm;
-            self.mistake(
-                "gradient_clip_algorithm",
-                format!("`{name}` is not in this version; use `norm`"),
-            );
+        let algorithm = &config.gradient_clip_algorithm;
+        if !["norm", "value"].contains(&algorithm.as_str()) {
+            let problem = format!("unknown algorithm `{algorithm}`; there are norm, value");
+            self.mistake("gradient_clip_algorithm", problem);
         }
         if config.fast_dev_run && config.resume.is_some() {
             self.mistake(

@@ -2,6 +2,9 @@
 //! configuration. It runs no script, loads nothing, follows the reader's colour scheme, and draws
 //! what can be drawn whatever the numbers are.
 
+use super::memory;
+use crate::memory::{MemoryByRank, StepMemory};
+
 /// Everything one page shows.
 #[derive(Debug, Clone)]
 pub struct Report {
@@ -11,6 +14,10 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// Charts, in reading order.
     pub charts: Vec<Chart>,
+    /// What a rank held over one step, if that was recorded.
+    pub step_memory: Option<StepMemory>,
+    /// What each rank held in the last step, if that is known.
+    pub memory_by_rank: Option<MemoryByRank>,
     /// Generated texts, each under its heading.
     pub samples: Vec<(String, String)>,
     /// Configuration of the run as pretty JSON, folded away until the reader opens it.
@@ -85,7 +92,9 @@ impl Report {
             let (label, value) = (escape(label), escape(value));
             format!("<div><dt>{label}</dt><dd>{value}</dd></div>")
         });
-        let charts = concat(&self.charts, Chart::render);
+        let charts = concat(&self.charts, Chart::render)
+            + &concat(&self.step_memory, memory::chart)
+            + &concat(&self.memory_by_rank, memory::tables);
         let samples = concat(&self.samples, |(heading, text)| {
             let (heading, text) = (escape(heading), escape(text));
             format!("<figure><figcaption><h2>{heading}</h2></figcaption><pre>{text}</pre></figure>")
@@ -109,16 +118,7 @@ impl Chart {
         let drawn = || curves.iter().flatten().filter(|p| p.1.is_finite());
         let x = Axis::new(drawn().map(|p| p.0), Scale::Linear, (58.0, 578.0));
         let y = Axis::new(drawn().map(|p| p.1), self.scale, (246.0, 28.0));
-        let mut plot = concat(y.ticks(), |tick| {
-            let (at, label) = (y.pixel(tick), y.label(tick, 6));
-            let text = format!("<text class='tick' x='50' y='{at:.1}'>{label}</text>");
-            format!("<path class='rule' d='M58 {at:.1}H578'/>{text}")
-        });
-        plot += &concat(x.ticks(), |tick| {
-            let (at, label) = (x.pixel(tick), x.label(tick, 6));
-            format!("<path d='M{at:.1} 246v5'/><text x='{at:.1}' y='260'>{label}</text>")
-        });
-        let (mut legend, mut hue) = (String::new(), 0);
+        let (mut plot, mut legend, mut hue) = (ticks(&x, &y), String::new(), 0);
         for (series, curve) in self.series.iter().zip(&curves) {
             let (name, (kind, _)) = (escape(&series.name), series.style.look());
             let last = curve.iter().rfind(|p| p.1.is_finite());
@@ -129,16 +129,33 @@ impl Chart {
             // The style sheet has six colours; a faint curve shares that of the next.
             hue = (hue + usize::from(series.style != Style::Faint)) % 6;
         }
-        format!(
-            "<figure><figcaption><h2>{}</h2><ul>{legend}</ul></figcaption>\
-             <svg viewBox='0 0 600 290' role='img'>{plot}<path d='M58 246H578'/>\
-             <text class='name' x='0' y='9'>{}</text>\
-             <text x='318' y='280'>{}</text></svg></figure>\n",
-            escape(&self.title),
-            escape(&self.y_label),
-            escape(&self.x_label),
-        )
+        figure(&self.title, &legend, &plot, [&self.x_label, &self.y_label])
     }
+}
+
+/// The ticks of both axes with their labels, and a rule at each height.
+pub(super) fn ticks(x: &Axis, y: &Axis) -> String {
+    let heights = concat(y.ticks(), |tick| {
+        let (at, label) = (y.pixel(tick), y.label(tick, 6));
+        let text = format!("<text class='tick' x='50' y='{at:.1}'>{label}</text>");
+        format!("<path class='rule' d='M58 {at:.1}H578'/>{text}")
+    });
+    let abscissas = concat(x.ticks(), |tick| {
+        let (at, label) = (x.pixel(tick), x.label(tick, 6));
+        format!("<path d='M{at:.1} 246v5'/><text x='{at:.1}' y='260'>{label}</text>")
+    });
+    heights + &abscissas
+}
+
+/// A plot with its title, its legend, and the labels of its axes, the horizontal one first.
+pub(super) fn figure(title: &str, legend: &str, plot: &str, labels: [&str; 2]) -> String {
+    let (title, [x_label, y_label]) = (escape(title), labels.map(escape));
+    format!(
+        "<figure><figcaption><h2>{title}</h2><ul>{legend}</ul></figcaption>\
+         <svg viewBox='0 0 600 290' role='img'>{plot}<path d='M58 246H578'/>\
+         <text class='name' x='0' y='9'>{y_label}</text>\
+         <text x='318' y='280'>{x_label}</text></svg></figure>\n"
+    )
 }
 
 impl Style {
@@ -184,7 +201,7 @@ impl Series {
 }
 
 /// Maps projected values to pixels and knows where its ticks are.
-struct Axis {
+pub(super) struct Axis {
     scale: Scale,
     low: f64,
     high: f64,
@@ -193,7 +210,11 @@ struct Axis {
 
 impl Axis {
     /// An axis over `values`, its bounds slightly rounded outwards.
-    fn new(values: impl Iterator<Item = f64> + Clone, scale: Scale, pixels: (f64, f64)) -> Self {
+    pub(super) fn new(
+        values: impl Iterator<Item = f64> + Clone,
+        scale: Scale,
+        pixels: (f64, f64),
+    ) -> Self {
         let low = values.clone().fold(f64::INFINITY, f64::min);
         let high = values.fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = match low.abs().max(high.abs()) {
@@ -211,7 +232,7 @@ impl Axis {
         }
     }
 
-    fn pixel(&self, value: f64) -> f64 {
+    pub(super) fn pixel(&self, value: f64) -> f64 {
         let (start, end) = self.pixels;
         start + (end - start) * (value - self.low) / (self.high - self.low)
     }
@@ -283,13 +304,16 @@ fn number(value: f64, digits: usize) -> String {
 }
 
 /// `text` as the content of an element; control characters become U+FFFD.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let hidden = |c: char| c.is_control() && c != '\n' && c != '\t';
     let text = text.replace(hidden, "\u{fffd}").replace('&', "&amp;");
     text.replace('<', "&lt;").replace('>', "&gt;")
 }
 
-fn concat<T>(items: impl IntoIterator<Item = T>, render: impl Fn(T) -> String) -> String {
+pub(super) fn concat<T>(
+    items: impl IntoIterator<Item = T>,
+    render: impl Fn(T) -> String,
+) -> String {
     items.into_iter().map(render).collect()
 }
 
@@ -311,6 +335,8 @@ mod tests {
             title: text(),
             facts: vec![(text(), text())],
             charts: vec![chart],
+            step_memory: None,
+            memory_by_rank: None,
             samples: vec![(text(), text())],
             config: text(),
         }

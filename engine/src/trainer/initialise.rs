@@ -1,13 +1,13 @@
 //! A rank's model before its first step: built, or restored from a checkpoint.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor};
-use pyroclast_strategies::{DataParallel, ProcessGroup, parameters};
+use pyroclast_strategies::{DataParallel, ProcessGroup, UnitPolicy};
 use serde_json::Value;
 
 use super::rank::Shared;
-use crate::checkpoint::{Checkpoint, Manifest};
+use crate::checkpoint::{Checkpoint, Lookup, Manifest, by_path};
 use crate::error::{Error, Mistake};
 use crate::step::{hash, user};
 use crate::task::{RankContext, TrainModule};
@@ -16,29 +16,41 @@ use crate::task::{RankContext, TrainModule};
 /// holds this, so that two runs in one process do not take each other's numbers.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// Builds a rank's model. Only rank 0's numbers are used, so it draws them while the others wait;
-/// they build theirs for its structure.
-pub(super) fn build_model<T: TrainModule>(
+/// A rank's model and strategy before the first step.
+pub(super) struct Started<M> {
+    pub(super) model: M,
+    pub(super) strategy: DataParallel,
+    pub(super) randomness: Randomness,
+}
+
+/// Builds a rank's model, and lays it out. Only rank 0's numbers are used: it draws them unit by unit
+/// while the others, which have built theirs for its structure, receive what they store.
+pub(super) fn start<T: TrainModule>(
     shared: &Shared<'_, T>,
     context: &RankContext,
-    group: &ProcessGroup,
-) -> Result<T::Model, Error> {
-    if context.rank > 0 {
-        group.barrier()?;
-    }
-    let model = {
-        let _generator = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.device.seed(shared.plan.resolved.seed);
-        let model =
-            shared.task.configure_model(context).map_err(user(context, "configure_model"))?;
-        // Lazy parameters draw their numbers when they are first read.
-        parameters::read(&model)?;
-        model
+    group: &Arc<ProcessGroup>,
+) -> Result<Started<T::Model>, Error> {
+    let build = || shared.task.configure_model(context).map_err(user(context, "configure_model"));
+    let setup = shared.plan.strategy.setup(shared.plan, shared.task.optimizer_groups());
+    let lay_out = |model: T::Model| {
+        let randomness = Randomness::of(&model, shared)?;
+        let (model, strategy) = DataParallel::new(model, group, &setup)?;
+        Ok(Started { model, strategy, randomness })
     };
-    if context.rank == 0 {
+    let lock = || GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    if context.rank > 0 {
+        let model = {
+            let _generator = lock();
+            build()?
+        };
         group.barrier()?;
+        return lay_out(model);
     }
-    Ok(model)
+    group.barrier()?;
+    let _generator = lock();
+    shared.device.seed(shared.plan.resolved.seed);
+    // Lazy parameters draw their numbers when they are laid out.
+    lay_out(build()?)
 }
 
 /// Whether a model draws random numbers in training, which it does from its process's generator.
@@ -71,9 +83,16 @@ impl Randomness {
             true if is_alone => Self::OwnGenerator,
             true => Self::SharedGenerator,
         };
-        if randomness == Self::SharedGenerator && shared.plan.resolved.deterministic {
+        let recomputes = shared.plan.activation_checkpointing != UnitPolicy::None;
+        let forbidden = match (shared.plan.resolved.deterministic, recomputes) {
+            (true, _) => Some("deterministic"),
+            // A mask would be another one when it is drawn again.
+            (false, true) => Some("activation_checkpointing"),
+            (false, false) => None,
+        };
+        if let (Self::SharedGenerator, Some(setting)) = (randomness, forbidden) {
             return Err(Error::setting(
-                "deterministic",
+                setting,
                 format!(
                     "the model has a Dropout, and the {world} ranks of this process draw its masks \
                      from one generator; start one process per rank, or use devices = 1"
@@ -127,16 +146,16 @@ pub(super) fn restore<M: Module>(
     strategy: &mut DataParallel,
     checkpoint: &Checkpoint,
 ) -> Result<M, Error> {
-    let other = |problem: String| {
-        Error::setting("resume", format!("the checkpoint is of another model: {problem}"))
-    };
-    let model = checkpoint.fill(model).map_err(other)?;
-    let find = |name: &str, path: &str| {
+    let mut lookup = Lookup::new(&checkpoint.model, by_path);
+    let state = |name: &str, path: &str| {
         checkpoint.optimizer.get(&format!("{name}.{path}")).map(|(_, values)| values.clone())
     };
-    strategy
-        .restore(model, checkpoint.manifest.step, find)
-        .map_err(|error| Error::setting("resume", error.to_string()))
+    let step = checkpoint.manifest.step;
+    let restored = strategy.restore(model, step, |info| lookup.numbers(info), state);
+    lookup.finish().map_err(|problem| {
+        Error::setting("resume", format!("the checkpoint is of another model: {problem}"))
+    })?;
+    restored.map_err(|error| Error::setting("resume", error.to_string()))
 }
 
 /// Settings that make another training of it when they change.

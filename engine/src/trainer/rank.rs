@@ -9,11 +9,11 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 use pyroclast_strategies::{
-    DataParallel, OptimizerSetup, ProcessGroup, ReduceOp, StateEntry, parameters,
+    DataParallel, ProcessGroup, ReduceOp, StateEntry,
 };
 
 use super::agreement::agree_on_settings;
-use super::initialise::{Randomness, agree, build_model, check_identity, restore};
+use super::initialise::{Randomness, Started, agree, check_identity, restore, start};
 use super::progress::Progress;
 use super::{Fitted, StopReason};
 use crate::callback::{Action, Callback, RunInfo};
@@ -88,14 +88,7 @@ where
     // Read before anything is built or written: a damaged checkpoint costs no time.
     let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
     agree(resumed.as_ref(), &group)?;
-    let model = build_model(shared, &context, &group)?;
-    let randomness = Randomness::of(&model, shared)?;
-    let setup = OptimizerSetup {
-        stage: plan.strategy.stage(),
-        optimizer: plan.optimizer,
-        groups: shared.task.optimizer_groups(),
-    };
-    let (mut model, mut strategy) = DataParallel::new(model, &group, &setup)?;
+    let Started { mut model, mut strategy, randomness } = start(shared, &context, &group)?;
     if let Some(checkpoint) = &resumed {
         check_identity(&checkpoint.manifest, shared.config, train.dataset.len() as u64)?;
         model = restore(model, &mut strategy, checkpoint)?;
@@ -178,8 +171,9 @@ impl<T: TrainModule> Rank<'_, T> {
             self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
             last_train = Some(row);
             if let Some(loader) = validation.filter(|_| self.validation_is_due()) {
-                model = strategy.synchronize_buffers(model)?;
+                model = strategy.begin_pass(strategy.synchronize_buffers(model)?)?;
                 let row = self.validate(&model, loader)?;
+                model = strategy.end_pass(model)?;
                 self.report(&row, &mut action, |callback, row| callback.on_validation_end(row))?;
                 last_validation = Some(row);
             }
@@ -189,6 +183,7 @@ impl<T: TrainModule> Rank<'_, T> {
         }
         let model = strategy.synchronize_buffers(model)?;
         self.finish(&model, strategy, reason)?;
+        let model = strategy.whole(model)?;
         Ok(Fitted { model, steps: self.progress.step, reason, last_train, last_validation })
     }
 
@@ -361,6 +356,7 @@ impl<T: TrainModule> Rank<'_, T> {
             return Ok(());
         }
         let state = strategy.state()?;
+        let parameters = strategy.parameters(model)?;
         let Some(folder) = self.shared.folder.as_ref().filter(|_| self.is_first()) else {
             return Ok(());
         };
@@ -373,7 +369,6 @@ impl<T: TrainModule> Rank<'_, T> {
             config: self.shared.config.clone(),
             checksums: BTreeMap::new(),
         };
-        let parameters = parameters::read(model)?;
         let broken = parameters.iter().find(|named| !named.values.iter().all(|v| v.is_finite()));
         if let Some(named) = broken {
             let (step, path) = (self.progress.step, named.info.path.clone());

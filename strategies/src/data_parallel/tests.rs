@@ -1,3 +1,6 @@
+mod differences;
+mod memory;
+mod overlap;
 mod stages;
 
 use std::sync::Arc;
@@ -7,7 +10,6 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::testing::{Net, bits, device, linear, sgd, single, step, two_ranks};
-use crate::transport::memory;
 use crate::{
     Counts, DataParallel, Error, GroupOptions, Layout, MicroBatch, ProcessGroup, Unit, parameters,
 };
@@ -53,7 +55,7 @@ fn ranks_hold_the_same_bits_and_the_average_of_a_single_rank() {
         };
         let initial = Net::new(&device);
         let ranks: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = memory::endpoints(world)
+            let threads: Vec<_> = crate::transport::memory::endpoints(world)
                 .into_iter()
                 .enumerate()
                 .map(|(rank, endpoint)| {
@@ -119,7 +121,7 @@ fn parameters_without_a_gradient_are_left_alone_on_one_rank_and_refused_on_sever
 fn ranks_with_different_models_are_told() {
     let device = device();
     let errors: Vec<Error> = thread::scope(|scope| {
-        let threads: Vec<_> = memory::endpoints(3)
+        let threads: Vec<_> = crate::transport::memory::endpoints(3)
             .into_iter()
             .map(|endpoint| {
                 let device = device.clone();
@@ -159,9 +161,9 @@ fn a_batch_that_does_not_count_adds_nothing_even_if_it_is_no_number() {
         let counts = if group.rank() == 0 { Counts::Yes } else { Counts::No };
         let factor = if group.rank() == 0 { 1.0 } else { f64::NAN };
         strategy.begin_step();
-        strategy.begin_micro_batch(MicroBatch::Last, counts);
+        let net = strategy.begin_micro_batch(net, MicroBatch::Last, counts)?;
         let grads = net.loss(3, &device).mul_scalar(factor).backward();
-        strategy.collect(&net, grads).expect("gradients");
+        let net = strategy.collect(net, grads)?;
         assert!(strategy.reduce().expect("a sum").is_finite());
         Ok(bits(&strategy.step(net, 1.0, 0.5)?))
     });

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Counts, Pending, ProcessGroup, next};
+use super::{Counts, Pending, ProcessGroup, What, next};
 use crate::collectives::Element;
 use crate::collectives::plan::{self, Plan};
 use crate::description::{Description, Operation};
@@ -90,7 +90,7 @@ impl ProcessGroup {
     /// Sends `values` to `peer`, another rank of the group, which calls [`Self::recv`] with as many.
     pub fn send<T: Element>(&self, values: Vec<T>, peer: usize) -> Pending<()> {
         let number = |counts: &mut Counts| next(counts.sent.entry(peer).or_default());
-        self.enqueue(Operation::Send, values, number, move |call, mut values| {
+        self.enqueue(Operation::Send.into(), values, number, move |call, mut values| {
             call.refuse(call.roster.peer_objection(peer))?;
             call.run(plan::send(values.len(), peer), &mut values)
         })
@@ -99,20 +99,20 @@ impl ProcessGroup {
     /// Receives what `peer`, another rank of the group, [sends](Self::send) next into `buffer`.
     pub fn recv<T: Element>(&self, buffer: Vec<T>, peer: usize) -> Pending<Vec<T>> {
         let number = |counts: &mut Counts| next(counts.received.entry(peer).or_default());
-        self.enqueue(Operation::Send, buffer, number, move |call, mut buffer| {
+        self.enqueue(Operation::Send.into(), buffer, number, move |call, mut buffer| {
             call.refuse(call.roster.peer_objection(peer))?;
             call.run(plan::receive(buffer.len(), peer), &mut buffer)?;
             Ok(buffer)
         })
     }
 
-    fn movement<T: Element>(
+    pub(super) fn movement<T: Element>(
         &self,
-        operation: Operation,
+        what: impl Into<What>,
         buffer: Vec<T>,
         plan: impl FnOnce(usize, usize, usize) -> Plan + Send + 'static,
     ) -> Pending<Vec<T>> {
-        self.launch(operation, buffer, move |call, mut buffer| {
+        self.launch(what, buffer, move |call, mut buffer| {
             let (world, rank) = call.place();
             call.run(plan(buffer.len(), world, rank), &mut buffer)?;
             Ok(buffer)

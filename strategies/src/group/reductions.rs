@@ -1,7 +1,7 @@
 //! Collectives that combine numbers.
 
 use super::worker::Call;
-use super::{Pending, ProcessGroup};
+use super::{Pending, ProcessGroup, What};
 use crate::collectives::plan::{self, Plan};
 use crate::collectives::{Algorithm, Element, ReduceOp, Workload};
 use crate::description::Operation;
@@ -37,8 +37,12 @@ impl ProcessGroup {
         self.reduction(Operation::Reduce { op, root }, buffer)
     }
 
-    fn reduction<T: Element>(&self, operation: Operation, buffer: Vec<T>) -> Pending<Vec<T>> {
-        self.launch(operation, buffer, |call, mut buffer| {
+    pub(super) fn reduction<T: Element>(
+        &self,
+        what: impl Into<What>,
+        buffer: Vec<T>,
+    ) -> Pending<Vec<T>> {
+        self.launch(what, buffer, |call, mut buffer| {
             let reduction = Reduction::of::<T>(call, buffer.len());
             let plan = reduction.plan();
             if reduction.algorithm == Algorithm::Direct {

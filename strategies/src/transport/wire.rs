@@ -7,7 +7,8 @@
 //!      5      1  reduction, 255 if there is none
 //!      6      1  dtype of the collective
 //!      7      1  dtype of the payload: half precision may travel as f32
-//!      8      4  root, all ones if there is none
+//!      8      2  root, all ones if there is none
+//!     10      2  unit of the model, all ones if there is none
 //!     12      4  bytes of the payload
 //!     16      8  group
 //!     24      8  sequence number of the collective
@@ -217,15 +218,17 @@ fn read_header(reader: &mut impl Read) -> Result<[u8; HEADER_BYTES], WireError> 
 
 /// All fields but the frame's number.
 fn encode(description: &Description, payload: &Payload) -> Fields {
-    let Description { operation, group, sequence, elements, dtype } = *description;
+    let Description { operation, group, sequence, elements, dtype, unit } = *description;
     let mut fields = [0; FIELDS];
     fields[..4].copy_from_slice(MAGIC);
     fields[4] = operation_code(operation);
     fields[5] = operation.reduce_op().map_or(u8::MAX, reduce_code);
     fields[6] = dtype_code(dtype);
     fields[7] = dtype_code(payload.dtype());
-    let root = operation.root().map_or(u32::MAX, |root| root as u32);
-    fields[8..12].copy_from_slice(&root.to_le_bytes());
+    // Jobs have far fewer ranks.
+    let root = operation.root().map_or(u16::MAX, |root| root as u16);
+    fields[8..10].copy_from_slice(&root.to_le_bytes());
+    fields[10..12].copy_from_slice(&unit.unwrap_or(u16::MAX).to_le_bytes());
     fields[12..16].copy_from_slice(&(payload.bytes().len() as u32).to_le_bytes());
     fields[16..24].copy_from_slice(&group.0.to_le_bytes());
     fields[24..32].copy_from_slice(&sequence.to_le_bytes());
@@ -235,6 +238,7 @@ fn encode(description: &Description, payload: &Payload) -> Fields {
 
 /// Description, dtype and bytes of the payload, if they are ones that a rank can send.
 fn decode(fields: &[u8]) -> Option<(Description, Dtype, usize)> {
+    let half = |at: usize| Some(u16::from_le_bytes(fields.get(at..at + 2)?.try_into().ok()?));
     let word = |at: usize| Some(u32::from_le_bytes(fields.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_le_bytes(fields.get(at..at + 8)?.try_into().ok()?));
     let (dtype, carried) = (dtype_from(fields[6])?, dtype_from(fields[7])?);
@@ -244,11 +248,12 @@ fn decode(fields: &[u8]) -> Option<(Description, Dtype, usize)> {
         return None;
     }
     let description = Description {
-        operation: operation_from(fields[4], fields[5], word(8)?)?,
+        operation: operation_from(fields[4], fields[5], half(8)?)?,
         group: GroupId(long(16)?),
         sequence: long(24)?,
         elements: usize::try_from(long(32)?).ok()?,
         dtype,
+        unit: half(10).filter(|unit| *unit != u16::MAX),
     };
     Some((description, carried, payload))
 }
@@ -270,9 +275,9 @@ fn operation_code(operation: Operation) -> u8 {
     }
 }
 
-fn operation_from(code: u8, op: u8, root: u32) -> Option<Operation> {
+fn operation_from(code: u8, op: u8, root: u16) -> Option<Operation> {
     let op = (op != u8::MAX).then_some(op);
-    let root = (root != u32::MAX).then_some(root as usize);
+    let root = (root != u16::MAX).then_some(usize::from(root));
     Some(match (code, op, root) {
         (1, Some(op), None) => Operation::AllReduce(reduce_from(op)?),
         (2, Some(op), None) => Operation::RingAllReduce(reduce_from(op)?),

@@ -3,101 +3,231 @@
 //! Burn runs a backward pass by depth, so an operation on a parameter, which is a leaf, would run
 //! only after the whole model's backward. A graph per unit makes depth local: when the backward pass
 //! reaches the unit, it runs the unit's graph to its end, hands over the gradients of the unit's
-//! parameters, and goes on with the gradient of the unit's input.
-//!
-//! The unit's parameters become leaves of their own for each forward pass. A leaf that two graphs
-//! share would merge them, and Burn locks a graph for as long as its backward pass runs: a unit's
-//! pass inside the model's would wait for itself.
+//! parameters, and goes on with the gradients of the unit's inputs.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Gradients, Tensor};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::Installed;
-use super::backend::{Tape, inject, join};
+use burn::module::Module;
+use burn::tensor::{Bool, DispatchTensor, Gradients, Int, Tensor};
 
-/// A parameter's gradient, flattened.
-pub(crate) type ParamGrad = (ParamId, Tensor<1>);
+use super::backend::{OutputGrads, Tape, inject};
+use super::leaves::{
+    Joints, Lift, ParamGrad, leaf, lift_inputs, lift_params, take, unshard_params,
+};
+use super::unshard::Source;
+use super::values::{TensorMap, Values};
+use super::{Installed, UnitCell, raise};
+use crate::error::Error;
+use crate::memory::Category;
+use crate::run::{Forward, Purpose, Run};
+use crate::weights::FullUnit;
 
-pub(super) fn forward<M, const I: usize, const O: usize>(
+/// Where the weights of a pass are between forward and backward.
+enum Weights<M> {
+    /// In the leaves of the pass, which the module holds.
+    Leaves { module: M, full: Option<Arc<FullUnit>> },
+    /// Nowhere.
+    Freed(Source),
+}
+
+/// Runs `f`, and keeps what its backward pass needs, but for weights where `frees_weights`.
+pub(super) fn forward<M, I: Values, O: Values>(
     module: &M,
-    installed: Installed,
-    x: Tensor<I>,
-    f: impl Fn(&M, Tensor<I>) -> Tensor<O>,
-) -> Tensor<O>
+    (installed, cell): (&Installed, &UnitCell),
+    inputs: I,
+    f: impl Fn(&M, I) -> O,
+) -> O
 where
     M: Module + 'static,
 {
-    let input_is_tracked = x.is_tracked();
-    let input = leaf(x.clone(), input_is_tracked);
-    let module = module.clone().map(&mut FreshLeaves);
-    let output = f(&module, input.clone());
-    if !output.is_tracked() {
+    let Installed { run, unit, frees_weights, .. } = installed.clone();
+    let Forward { weights: full, call } = raise(run.forward(unit, Purpose::Training), &run);
+    let filled = match &full {
+        Some(full) => run.fill(module.clone(), unit, full),
+        None => module.clone(),
+    };
+    raise(check_captures(&filled, cell, &inputs, &f), &run);
+
+    let mut joints = Joints::default();
+    let mut held = vec![run.ledger.hold(Category::Activations, bytes(&inputs))];
+    let leaves = lift_inputs(inputs, &mut joints);
+    let (output, weights) = match full {
+        Some(full) if frees_weights => {
+            let source = Source::default();
+            source.open(full);
+            let module = unshard_params(filled, &run, unit, &source);
+            let output = f(&module, leaves);
+            source.close();
+            (output, Weights::Freed(source))
+        }
+        full => {
+            let module = lift_params(filled, &run.device, Lift::Tracked);
+            (f(&module, leaves), Weights::Leaves { module, full })
+        }
+    };
+    let roots = roots_of(&output);
+    if roots.iter().all(Option::is_none) {
         return output;
     }
-    installed.buckets.forward_ran(installed.unit);
-    let plain_output = output.clone().inner();
-    // The tape holds a whole module; a mutex makes it `Send` without asking `Module` to be `Sync`.
-    let tape = Tape::new(move |grad| {
-        let mut grads = inject(output, Tensor::from_dispatch(grad)).backward();
-        let input_grad = input_is_tracked.then(|| {
-            // A block may ignore its input; the caller's graph expects a gradient all the same.
-            input.grad_remove(&mut grads).unwrap_or_else(|| input.clone().inner().zeros_like())
-        });
-        installed.buckets.unit_finished(installed.unit, take(&module, &mut grads));
-        input_grad.map(Tensor::into_dispatch)
+    run.buckets.forward_ran(unit);
+    held.push(run.ledger.hold(Category::Activations, bytes(&output)));
+    let device = run.device.clone();
+    let outer = std::mem::take(&mut joints.outer);
+    let tape = Tape::new(roots.len(), move |grads| {
+        let outcome = backward(&run, (unit, call), weights, (roots, grads));
+        drop(held);
+        match outcome {
+            Ok((mut grads, param_grads)) => {
+                let input_grads = joints.take(grads.as_mut());
+                drop(grads);
+                run.backward_ran(unit, call, param_grads);
+                input_grads
+            }
+            Err(error) => {
+                run.fail(error);
+                joints.take(None)
+            }
+        }
     });
-    if input_is_tracked {
-        join(x, plain_output, tape)
-    } else {
-        // Without a tracked input, only a leaf can put the unit into the caller's graph.
-        join(Tensor::<1>::ones([1], &x.device()).require_grad(), plain_output, tape)
+    let token = tape.enter(outer, &device);
+    output.map(&mut Exits { tape, token, position: 0 })
+}
+
+/// Refuses a function that captures a tracked tensor. Such a tensor would join the unit's graph to the
+/// caller's, and the backward pass would wait for itself. The first time that a unit runs, its function
+/// runs before on tensors without autodiff: what is tracked all the same comes from elsewhere.
+fn check_captures<M: Module, I: Values, O: Values>(
+    module: &M,
+    cell: &UnitCell,
+    inputs: &I,
+    f: &impl Fn(&M, I) -> O,
+) -> Result<(), Error> {
+    if cell.is_checked.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let output = f(&module.valid(), inputs.clone().map(&mut WithoutAutodiff));
+    match roots_of(&output).iter().any(Option::is_some) {
+        true => Err(Error::CapturedTensor { unit: cell.type_name }),
+        false => Ok(()),
     }
 }
 
-/// Takes the gradients of the parameters of `module` out of `grads`.
-pub(crate) fn take<M: Module>(module: &M, grads: &mut Gradients) -> Vec<ParamGrad> {
-    let mut take = Take { grads, taken: Vec::new() };
-    module.visit(&mut take);
-    take.taken
-}
+struct WithoutAutodiff;
 
-/// `tensor` as a leaf of a new graph.
-fn leaf<const D: usize>(tensor: Tensor<D>, tracked: bool) -> Tensor<D> {
-    let strategy = tensor.gradient_checkpointing_strategy();
-    let fresh = Tensor::from_inner(tensor.inner());
-    let fresh = match strategy {
-        Some(strategy) => fresh.with_gradient_checkpointing_strategy(strategy),
-        None => fresh,
-    };
-    fresh.set_require_grad(tracked)
-}
+impl TensorMap for WithoutAutodiff {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        tensor.without_autodiff()
+    }
 
-/// Replaces every trainable parameter by a leaf with the same value and identity. Others stay as
-/// they are: a running statistic must go on being the one that the model holds.
-struct FreshLeaves;
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.without_autodiff()
+    }
 
-impl ModuleMapper for FreshLeaves {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
-            return param;
-        }
-        let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, leaf(tensor, true), mapper)
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.without_autodiff()
     }
 }
 
-struct Take<'a> {
-    grads: &'a mut Gradients,
-    taken: Vec<ParamGrad>,
+/// The unit's own backward pass: its gradients, and those of its parameters.
+fn backward<M: Module>(
+    run: &Run,
+    (unit, call): (usize, usize),
+    weights: Weights<M>,
+    (roots, grads): (Roots, OutputGrads),
+) -> Result<(Option<Gradients>, Vec<ParamGrad>), Error> {
+    let again = run.backward(unit, call)?;
+    match weights {
+        Weights::Leaves { module, full } => {
+            let mut grads = nested(roots, grads);
+            let param_grads = grads.as_mut().map(|grads| take(&module, grads)).unwrap_or_default();
+            drop((module, full, again));
+            Ok((grads, param_grads))
+        }
+        Weights::Freed(source) => {
+            if let Some(again) = again {
+                source.open(again);
+            }
+            let grads = nested(roots, grads);
+            source.close();
+            Ok((grads, source.take_grads()))
+        }
+    }
 }
 
-impl ModuleVisitor for Take<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
-            return;
+/// Outputs on the unit's graph, where they are tracked.
+pub(super) type Roots = Vec<Option<DispatchTensor>>;
+
+/// The float outputs of a unit, those that are tracked with their place in the unit's graph.
+pub(super) fn roots_of<O: Values>(output: &O) -> Roots {
+    let mut collect = CollectRoots(vec![]);
+    let _ = output.clone().map(&mut collect);
+    collect.0
+}
+
+struct CollectRoots(Roots);
+
+impl TensorMap for CollectRoots {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0.push(tensor.is_tracked().then(|| tensor.clone().into_dispatch()));
+        tensor
+    }
+}
+
+/// A backward pass from `roots` with the gradients that they have; none if none has any.
+pub(super) fn nested(roots: Roots, grads: OutputGrads) -> Option<Gradients> {
+    let injected = roots.into_iter().zip(grads).filter_map(|(root, grad)| Some((root?, grad?)));
+    let total = injected.map(|(root, grad)| inject(root, grad)).reduce(|a, b| a + b)?;
+    Some(total.backward())
+}
+
+/// Puts the tracked float outputs of a unit into the caller's graph.
+struct Exits {
+    tape: Tape,
+    token: DispatchTensor,
+    position: usize,
+}
+
+impl TensorMap for Exits {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.position += 1;
+        match tensor.is_tracked() {
+            true => self.tape.exit(&self.token, tensor.inner(), self.position - 1),
+            false => tensor,
         }
-        if let Some(grad) = param.base().grad_remove(self.grads) {
-            self.taken.push((param.id, grad.reshape([-1])));
-        }
+    }
+}
+
+/// Bytes of float tensors.
+pub(super) fn bytes<V: Values>(values: &V) -> usize {
+    let mut count = CountBytes(0);
+    let _ = values.clone().map(&mut count);
+    count.0
+}
+
+struct CountBytes(usize);
+
+impl TensorMap for CountBytes {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0 += tensor.shape().num_elements() * tensor.dtype().size();
+        tensor
+    }
+}
+
+/// Puts all float outputs of an untracked pass into the caller's graph.
+pub(super) fn exit_all<O: Values>(output: O, tape: Tape, token: DispatchTensor) -> O {
+    output.map(&mut ExitAll { tape, token, position: 0 })
+}
+
+struct ExitAll {
+    tape: Tape,
+    token: DispatchTensor,
+    position: usize,
+}
+
+impl TensorMap for ExitAll {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.position += 1;
+        self.tape.exit(&self.token, leaf(tensor, false).inner(), self.position - 1)
     }
 }

@@ -1,6 +1,9 @@
+mod behaviour;
+mod values;
+
 use burn::module::{Module, Param};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear};
-use burn::tensor::{Tensor, TensorData};
+use burn::nn::Linear;
+use burn::tensor::Tensor;
 
 use super::Unit;
 use crate::layout::{ALIGNMENT, Layout};
@@ -57,41 +60,6 @@ fn a_unit_that_runs_twice_gets_the_sum_of_both_gradients() {
     let got = stepped.blocks[0].module().up.weight.val().inner();
     let difference = (got - expected.clone()).abs().max().into_scalar::<f32>();
     assert!(difference < 1e-6, "{difference}");
-}
-
-#[derive(Module, Debug)]
-struct Normed {
-    unit: Unit<NormedBlock>,
-}
-
-#[derive(Module, Debug)]
-struct NormedBlock {
-    layer: Linear,
-    norm: BatchNorm,
-}
-
-#[test]
-fn running_statistics_of_a_unit_are_the_models_own() {
-    let device = device();
-    let forward = |model: &Normed| {
-        let numbers = (0..32).map(|v| v as f32).collect::<Vec<_>>();
-        let x = Tensor::<2>::from_data(TensorData::new(numbers, [8, 4]), &device);
-        model.unit.forward(x, |block, x| block.norm.forward(block.layer.forward(x))).sum()
-    };
-    let new = || {
-        let norm = BatchNormConfig::new(4).init(&device);
-        numbered(Normed { unit: Unit::new(NormedBlock { layer: linear(4, 4, &device), norm }) })
-    };
-    let mean = |model: &Normed| {
-        model.unit.module().norm.running_mean.value_sync().without_autodiff().into_data()
-    };
-    let plain = new();
-    let _ = forward(&plain).backward();
-    let (model, mut strategy) = DataParallel::new(new(), &single(), &sgd()).expect("a strategy");
-    let layout = strategy.layout();
-    assert!(layout.slots().all(|(_, slot)| !slot.info.path.contains("running")));
-    let stepped = step((model, &mut strategy), &[&forward]).expect("a step");
-    mean(&stepped).assert_eq(&mean(&plain), true);
 }
 
 #[test]

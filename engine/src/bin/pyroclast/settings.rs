@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use pyroclast::environment::SET_RANKS;
 use pyroclast::gpt::GptConfig;
-use pyroclast::{Environment, Error, Mistake, ProcessRank, TrainerConfig, environment};
+use pyroclast::{
+    Environment, Error, Mistake, ProcessRank, StrategyConfig, TrainerConfig, environment,
+};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
@@ -42,9 +44,14 @@ pub(crate) struct Settings {
     /// Samples per micro-batch and rank [default: 12].
     #[arg(long)]
     pub(crate) batch_size: Option<usize>,
-    /// auto (default), single, ddp, zero1, zero2, deepspeed, deepspeed_stage_1, deepspeed_stage_2.
-    #[arg(long)]
-    pub(crate) strategy: Option<String>,
+    /// auto (default), single, ddp, fsdp, zero1, zero2, zero3, deepspeed, deepspeed_stage_1 to _3; or JSON
+    /// with a strategy's settings, such as '{"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}'.
+    #[arg(long, value_name = "NAME|JSON", value_parser = strategy)]
+    pub(crate) strategy: Option<StrategyConfig>,
+    /// Units that recompute their activations: none (default), all, types=A,B, paths=blocks.0 or
+    /// min_params=N.
+    #[arg(long, value_name = "UNITS")]
+    pub(crate) activation_checkpointing: Option<String>,
     /// cpu (default), gpu, wgpu, vulkan, cuda, auto.
     #[arg(long)]
     pub(crate) accelerator: Option<String>,
@@ -105,10 +112,10 @@ pub(crate) struct Settings {
     /// Micro-batches per optimizer step [default: 1].
     #[arg(long)]
     pub(crate) accumulate_grad_batches: Option<usize>,
-    /// Largest global gradient norm [default: no clipping].
+    /// Limit of averaged gradients [default: no clipping].
     #[arg(long)]
     pub(crate) gradient_clip_val: Option<f64>,
-    /// norm in this version.
+    /// norm (default): of the global norm; value: of each element.
     #[arg(long)]
     pub(crate) gradient_clip_algorithm: Option<String>,
     /// Optimizer steps [default: 1000, unless max_epochs is set].
@@ -198,6 +205,9 @@ impl Settings {
         let max_steps = set.max_steps.or(set.max_epochs.is_none().then_some(1000));
         TrainerConfig {
             strategy: set.strategy.unwrap_or(default.strategy),
+            activation_checkpointing: set
+                .activation_checkpointing
+                .unwrap_or(default.activation_checkpointing),
             accelerator: set.accelerator.unwrap_or(default.accelerator),
             devices: set.devices.unwrap_or(default.devices),
             num_nodes: set.num_nodes.unwrap_or(default.num_nodes),
@@ -290,7 +300,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 44] = [
+const KEYS: [&str; 45] = [
     "model",
     "layers",
     "heads",
@@ -301,6 +311,7 @@ const KEYS: [&str; 44] = [
     "sampling",
     "batch_size",
     "strategy",
+    "activation_checkpointing",
     "accelerator",
     "devices",
     "num_nodes",
@@ -340,6 +351,11 @@ const KEYS: [&str; 44] = [
 /// A path that can be recorded. Others are refused by name.
 fn path(text: &str) -> Result<PathBuf, std::convert::Infallible> {
     Ok(PathBuf::from(text))
+}
+
+/// A strategy's name or settings. What they mean is checked with all other settings.
+fn strategy(text: &str) -> Result<StrategyConfig, std::convert::Infallible> {
+    Ok(text.into())
 }
 
 fn unknown(key: &str, file: &Path) -> Mistake {

@@ -240,7 +240,7 @@ fn introduce(settings: &Settings, model: &GptConfig, bytes: usize, plan: &Plan) 
         Accelerator::Cpu => "",
         _ => ", which they share",
     };
-    let (strategy, accelerator) = (&plan.resolved.strategy, plan.accelerator);
+    let (strategy, accelerator) = (plan.strategy.name(), plan.accelerator);
     say(&format!("training    {strategy}, {} {ranks} on {accelerator}{shared}", plan.world));
 }
 

@@ -3,9 +3,8 @@
 use super::*;
 use crate::layout::ALIGNMENT;
 use crate::shard::shard;
-use crate::{Optimizer, OptimizerSetup, Stage, Traffic};
-
-const STAGES: [Stage; 3] = [Stage::Nothing, Stage::Optimizer, Stage::Gradients];
+use crate::testing::{all_of, position, ways};
+use crate::{Optimizer, Setup, Stage, Traffic};
 
 fn adamw() -> Optimizer {
     Optimizer::default()
@@ -18,6 +17,7 @@ fn plain_sgd() -> Optimizer {
 /// What a rank ends with.
 #[derive(Debug, PartialEq)]
 struct End {
+    /// On rank 0.
     bits: Vec<(String, Vec<u32>)>,
     norms: Vec<u64>,
     /// On rank 0: name, path and numbers.
@@ -26,37 +26,24 @@ struct End {
 }
 
 /// Trains for two steps of as many micro-batches on every rank of `world`.
-fn train(world: usize, stage: Stage, optimizer: Optimizer, micro_batches: usize) -> Vec<End> {
-    let setup = OptimizerSetup { stage, optimizer, ..OptimizerSetup::default() };
-    thread::scope(|scope| {
-        let threads: Vec<_> = memory::endpoints(world)
-            .into_iter()
-            .map(|endpoint| {
-                let setup = &setup;
-                scope.spawn(move || {
-                    let group = Arc::new(ProcessGroup::new(endpoint, GroupOptions::default()));
-                    run(&group, setup, micro_batches).expect("no rank should fail")
-                })
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().expect("no rank should panic")).collect()
-    })
+fn train(world: usize, setup: &Setup, optimizer: Optimizer, micro_batches: usize) -> Vec<End> {
+    let setup = Setup { optimizer, ..setup.clone() };
+    all_of(world, |group| run(group, &setup, micro_batches))
 }
 
-fn run(group: &Arc<ProcessGroup>, setup: &OptimizerSetup, count: usize) -> Result<End, Error> {
+fn run(group: &Arc<ProcessGroup>, setup: &Setup, count: usize) -> Result<End, Error> {
     let device = device();
     let (mut model, mut strategy) = DataParallel::new(Net::new(&device), group, setup)?;
     let before = group.traffic();
     let mut norms = vec![];
     for step in 0..2 {
         strategy.begin_step();
-        for micro_batch in 0..count {
-            let is_last = micro_batch + 1 == count;
-            let place = if is_last { MicroBatch::Last } else { MicroBatch::Intermediate };
-            strategy.begin_micro_batch(place, Counts::Yes);
+        for index in 0..count {
+            model = strategy.begin_micro_batch(model, position(index, count), Counts::Yes)?;
             // Every rank and micro-batch has rows of its own.
-            let rows = 1 + group.rank() + 2 * micro_batch + step;
-            strategy.collect(&model, model.loss(rows, &device).backward())?;
+            let rows = 1 + group.rank() + 2 * index + step;
+            let grads = model.loss(rows, &device).backward();
+            model = strategy.collect(model, grads)?;
         }
         norms.push(strategy.reduce()?.to_bits());
         model = strategy.step(model, 0.5, 0.01)?;
@@ -66,7 +53,11 @@ fn run(group: &Arc<ProcessGroup>, setup: &OptimizerSetup, count: usize) -> Resul
         Traffic { messages: after.messages - before.messages, bytes: after.bytes - before.bytes };
     let state = strategy.state()?.into_iter();
     let state = state.map(|entry| (entry.name, entry.info.path.clone(), entry.values)).collect();
-    Ok(End { bits: bits(&model), norms, state, traffic })
+    let mut named = strategy.parameters(&model)?;
+    named.sort_by(|a, b| a.info.path.cmp(&b.info.path));
+    let bits = |values: Vec<f32>| values.iter().map(|v| v.to_bits()).collect();
+    let bits = named.into_iter().map(|n| (n.info.path, bits(n.values))).collect();
+    Ok(End { bits, norms, state, traffic })
 }
 
 fn without_traffic(ends: Vec<End>) -> Vec<End> {
@@ -75,15 +66,17 @@ fn without_traffic(ends: Vec<End>) -> Vec<End> {
 }
 
 #[test]
-fn all_stages_give_the_same_bits_with_one_micro_batch() {
+fn all_ways_give_the_same_bits_with_one_micro_batch() {
     for world in 1..=4 {
         for optimizer in [plain_sgd(), adamw()] {
-            let [all, optimizer_sharded, gradients_sharded] =
-                STAGES.map(|stage| without_traffic(train(world, stage, optimizer, 1)));
-            assert_eq!(all, optimizer_sharded, "world {world}, {optimizer:?}");
-            assert_eq!(all, gradients_sharded, "world {world}, {optimizer:?}");
-            assert!(all.iter().all(|end| end.bits == all[0].bits && end.norms == all[0].norms));
-            assert!(all[1..].iter().all(|end| end.state.is_empty()), "rank 0 alone has the state");
+            let [(_, ddp), others @ ..] = ways();
+            let ddp = without_traffic(train(world, &ddp, optimizer, 1));
+            for (name, setup) in others {
+                let other = without_traffic(train(world, &setup, optimizer, 1));
+                assert_eq!(ddp, other, "{name}, world {world}, {optimizer:?}");
+            }
+            assert!(ddp.iter().all(|end| end.norms == ddp[0].norms));
+            assert!(ddp[1..].iter().all(|end| end.state.is_empty()), "rank 0 alone has the state");
         }
     }
 }
@@ -91,77 +84,73 @@ fn all_stages_give_the_same_bits_with_one_micro_batch() {
 #[test]
 fn several_micro_batches_give_the_same_bits_or_sums_in_another_order() {
     for world in [2, 3] {
-        let [all, optimizer_sharded, gradients_sharded] =
-            STAGES.map(|stage| without_traffic(train(world, stage, plain_sgd(), 3)));
-        assert_eq!(all, optimizer_sharded, "world {world}");
-        for (a, b) in all[0].bits.iter().zip(&gradients_sharded[0].bits) {
+        let ends = ways().map(|(_, setup)| without_traffic(train(world, &setup, plain_sgd(), 3)));
+        let [ddp, zero1, zero2, others @ ..] = ends;
+        assert_eq!(ddp, zero1, "world {world}");
+        for other in others {
+            assert_eq!(zero2, other, "world {world}");
+        }
+        for (a, b) in ddp[0].bits.iter().zip(&zero2[0].bits) {
             for (a, b) in a.1.iter().zip(&b.1) {
                 let (a, b) = (f32::from_bits(*a), f32::from_bits(*b));
                 assert!((a - b).abs() <= 1e-6 * a.abs().max(1.0), "world {world}: {a}, {b}");
             }
         }
-        assert!(gradients_sharded.iter().all(|end| end.bits == gradients_sharded[0].bits));
     }
 }
 
 #[test]
-fn each_stage_sends_what_its_table_says() {
+fn each_way_sends_what_its_table_says() {
     let layout = Layout::of(&Net::new(&device()), 2).expect("a layout");
     let elements: usize = layout.units.iter().map(|unit| unit.len).sum();
+    let root = layout.units[0].len;
     let units = layout.units.len();
-    for (stage, micro_batches, passes) in [
-        (Stage::Nothing, 1, 2),
-        (Stage::Nothing, 3, 2),
-        (Stage::Optimizer, 3, 2),
-        (Stage::Gradients, 1, 2),
-        (Stage::Gradients, 3, 4),
-    ] {
-        for end in train(2, stage, plain_sgd(), micro_batches) {
-            // Half of the elements per pass on two ranks; the norm's sums are gathered as well.
-            let sums = if stage == Stage::Nothing { 0 } else { 8 * units };
-            let expected = 2 * (passes * elements / 2 * 4 + sums);
-            assert_eq!(end.traffic.bytes, expected as u64, "{stage:?}, {micro_batches}");
+    let last = layout.units[units - 1].len;
+    // In two steps. The root stays gathered from forward to backward, and so does the last unit as soon as
+    // it is known to be the last.
+    let expected = |name: &str, a: usize| match name {
+        "ddp" | "zero1" => 2 * 2 * elements,
+        "zero2" => 2 * (a + 1) * elements,
+        "shard_grad_op" => 2 * 2 * a * elements,
+        _ => 2 * a * (3 * elements - root) - (2 * a - 1) * last,
+    };
+    for micro_batches in [1, 3] {
+        for (name, setup) in ways() {
+            for end in train(2, &setup, plain_sgd(), micro_batches) {
+                // Half of the elements per pass on two ranks; what the ranks agree on comes on top.
+                let agreed = 8 * (units + 1);
+                let bytes = expected(name, micro_batches) / 2 * 4 + 2 * agreed;
+                assert_eq!(end.traffic.bytes, bytes as u64, "{name}, {micro_batches}");
+            }
         }
     }
     assert!(layout.units.iter().all(|unit| shard(unit.len, 2, 1).start.is_multiple_of(ALIGNMENT)));
 }
 
 #[test]
-fn state_and_weights_can_be_restored_under_any_stage() {
+fn state_and_weights_can_be_restored_in_every_way() {
     let device = device();
-    let saved = train(2, Stage::Nothing, adamw(), 1).remove(0);
-    let find = |name: &str, path: &str| {
+    let setup = Setup { stage: Stage::Nothing, ..Setup::default() };
+    let saved = train(2, &setup, adamw(), 1).remove(0);
+    let state = |name: &str, path: &str| {
         let entry = saved.state.iter().find(|(n, p, _)| *n == name && p == path);
         entry.map(|(_, _, values)| values.clone())
     };
-    let numbers = |path: &str| {
+    let weights = |path: &str| {
         let named = saved.bits.iter().find(|(known, _)| known == path);
         named.map(|(_, bits)| bits.iter().map(|b| f32::from_bits(*b)).collect::<Vec<f32>>())
     };
-    let continued = STAGES.map(|stage| {
-        let setup = OptimizerSetup { stage, optimizer: adamw(), ..OptimizerSetup::default() };
-        let ends: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = memory::endpoints(3)
-                .into_iter()
-                .map(|endpoint| {
-                    let (setup, device, find, numbers) = (&setup, &device, &find, &numbers);
-                    scope.spawn(move || {
-                        let group = Arc::new(ProcessGroup::new(endpoint, GroupOptions::default()));
-                        let net = Net::new(device);
-                        let (net, mut strategy) = DataParallel::new(net, &group, setup)?;
-                        let net = parameters::write(net, |info| numbers(&info.path))?;
-                        let net = strategy.restore(net, 2, find)?;
-                        let loss = |net: &Net| net.loss(2 + group.rank(), device);
-                        let net = step((net, &mut strategy), &[&loss])?;
-                        Ok::<_, Error>(bits(&net))
-                    })
-                })
-                .collect();
-            threads.into_iter().map(|t| t.join().expect("no panic").expect("no error")).collect()
+    let continued = ways().map(|(_, setup)| {
+        let ends = all_of(3, |group| {
+            let (net, mut strategy) = DataParallel::new(Net::new(&device), group, &setup)?;
+            let net = strategy.restore(net, 2, |info| weights(&info.path), state)?;
+            let loss = |net: &Net| net.loss(2 + group.rank(), &device);
+            let net = step((net, &mut strategy), &[&loss])?;
+            // Only rank 0 gets the whole of what is sharded.
+            let net = strategy.whole(net)?;
+            Ok(if group.rank() == 0 { bits(&net) } else { vec![] })
         });
-        assert!(ends.iter().all(|end| *end == ends[0]));
         ends.into_iter().next()
     });
-    assert_eq!(continued[0], continued[1]);
-    assert_eq!(continued[0], continued[2]);
+    assert!(continued.iter().all(|end| *end == continued[0] && end.is_some()));
 }

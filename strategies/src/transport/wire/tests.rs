@@ -3,7 +3,8 @@ use half::{bf16, f16};
 use super::*;
 
 fn description(operation: Operation, dtype: Dtype) -> Description {
-    Description { operation, group: GroupId(7), sequence: 1 << 40, elements: 3, dtype }
+    let unit = (operation == Operation::AllGather).then_some(5);
+    Description { operation, group: GroupId(7), sequence: 1 << 40, elements: 3, dtype, unit }
 }
 
 fn frames() -> Vec<Frame> {

@@ -1,0 +1,406 @@
+//! How ranks share the work, under the names of Lightning, PyTorch and DeepSpeed.
+
+use std::fmt;
+
+use pyroclast_strategies::{
+    AfterForward, BackwardPrefetch, Gathering, ParamGroup, Setup, Stage, UnitPolicy, Unused,
+};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::error::Mistake;
+use crate::plan::Plan;
+
+/// What the user wrote: a name, or a strategy with its settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum StrategyConfig {
+    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`, `fsdp`, `zero1` to
+    /// `zero3`, `deepspeed_stage_1` to `_3`, `deepspeed` (stage 2). Text that starts with a brace is
+    /// read as the JSON of a [`Strategy`].
+    Name(String),
+    /// A strategy with its settings: `{"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}`.
+    Settings(Strategy),
+}
+
+impl<'de> Deserialize<'de> for StrategyConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ReadConfig)
+    }
+}
+
+/// Reads text as a name and everything else as settings, so that errors speak of the settings.
+struct ReadConfig;
+
+impl<'de> Visitor<'de> for ReadConfig {
+    type Value = StrategyConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a strategy's name, or a strategy with its settings")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<StrategyConfig, E> {
+        Ok(name.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StrategyConfig, A::Error> {
+        Strategy::deserialize(MapAccessDeserializer::new(map)).map(StrategyConfig::Settings)
+    }
+}
+
+impl Default for StrategyConfig {
+    fn default() -> Self {
+        Self::Name("auto".to_owned())
+    }
+}
+
+impl From<&str> for StrategyConfig {
+    fn from(name: &str) -> Self {
+        Self::Name(name.to_owned())
+    }
+}
+
+impl From<Strategy> for StrategyConfig {
+    fn from(strategy: Strategy) -> Self {
+        Self::Settings(strategy)
+    }
+}
+
+impl From<DdpStrategy> for StrategyConfig {
+    fn from(ddp: DdpStrategy) -> Self {
+        Strategy::Ddp(ddp).into()
+    }
+}
+
+impl From<FsdpStrategy> for StrategyConfig {
+    fn from(fsdp: FsdpStrategy) -> Self {
+        Strategy::Fsdp(fsdp).into()
+    }
+}
+
+impl From<ZeroStrategy> for StrategyConfig {
+    fn from(zero: ZeroStrategy) -> Self {
+        Strategy::Zero(zero).into()
+    }
+}
+
+/// How ranks share the work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// One rank.
+    Single,
+    /// Every rank holds the whole model.
+    Ddp(DdpStrategy),
+    /// Fully sharded data parallelism.
+    Fsdp(FsdpStrategy),
+    /// ZeRO.
+    Zero(ZeroStrategy),
+}
+
+/// Data parallelism as in `torch.nn.parallel.DistributedDataParallel`: every rank holds the whole model,
+/// and gradients are averaged, unit by unit while the backward pass goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DdpStrategy {
+    /// Whether ranks tell each other which parameters a step has used. Without it, a parameter that no
+    /// gradient reaches is an error. Default false.
+    pub find_unused_parameters: bool,
+    /// Always true: gradients are stored in the buckets, and nowhere else.
+    pub gradient_as_bucket_view: bool,
+}
+
+impl Default for DdpStrategy {
+    fn default() -> Self {
+        Self { find_unused_parameters: false, gradient_as_bucket_view: true }
+    }
+}
+
+/// What FSDP shards, under PyTorch's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum ShardingStrategy {
+    /// Parameters, gradients and optimizer state; a unit's weights are freed after its forward pass and
+    /// gathered again for its backward pass.
+    #[default]
+    FullShard,
+    /// The same, but weights stay from the forward to the backward pass: less communication, more memory.
+    ShardGradOp,
+    /// Nothing: DDP.
+    NoShard,
+    /// `FULL_SHARD` within a node and replicas across nodes: not in this version.
+    HybridShard,
+}
+
+/// Fully sharded data parallelism as in `torch.distributed.fsdp`. Units that a model declares are sharded
+/// each by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FsdpStrategy {
+    /// What is sharded. Default `FULL_SHARD`.
+    pub sharding_strategy: ShardingStrategy,
+    /// Which declared units are sharded by themselves: `all` (the default), `none`, `types=Block,Head`,
+    /// `paths=blocks.0`, `min_params=100000`. The parameters of others belong to the unit around them.
+    pub auto_wrap_policy: String,
+    /// Whether the next unit's weights are gathered while a unit runs forward. Default true, unlike
+    /// PyTorch's: there the host runs ahead of the GPU and gathers early without it.
+    pub forward_prefetch: bool,
+    /// When the weights of the unit before are gathered in the backward pass: `BACKWARD_PRE` (the
+    /// default), `BACKWARD_POST` or `NONE`.
+    pub backward_prefetch: Prefetch,
+    /// Whether at most one unit's weights are gathered ahead. Default true.
+    pub limit_all_gathers: bool,
+}
+
+impl Default for FsdpStrategy {
+    fn default() -> Self {
+        Self {
+            sharding_strategy: ShardingStrategy::default(),
+            auto_wrap_policy: UnitPolicy::All.to_string(),
+            forward_prefetch: true,
+            backward_prefetch: Prefetch::default(),
+            limit_all_gathers: true,
+        }
+    }
+}
+
+/// When weights are gathered in the backward pass, under PyTorch's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Prefetch {
+    /// Before a unit's backward pass, those of the unit before.
+    #[default]
+    #[serde(rename = "BACKWARD_PRE")]
+    Pre,
+    /// After a unit's backward pass.
+    #[serde(rename = "BACKWARD_POST")]
+    Post,
+    /// When they are needed.
+    #[serde(rename = "NONE")]
+    None,
+}
+
+/// ZeRO as in DeepSpeed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ZeroStrategy {
+    /// 1: optimizer state is sharded; 2: gradients, too; 3: parameters, too. Default 2.
+    pub stage: u8,
+    /// Which declared units are sharded by themselves, as in [`FsdpStrategy::auto_wrap_policy`].
+    pub auto_wrap_policy: String,
+    /// Whether parameters that no gradient reaches are left alone. Default true.
+    pub ignore_unused_parameters: bool,
+    /// Always true: the gradients of a unit lie in one buffer.
+    pub contiguous_gradients: bool,
+}
+
+impl Default for ZeroStrategy {
+    fn default() -> Self {
+        Self {
+            stage: 2,
+            auto_wrap_policy: UnitPolicy::All.to_string(),
+            ignore_unused_parameters: true,
+            contiguous_gradients: true,
+        }
+    }
+}
+
+impl Strategy {
+    /// Names that mean a strategy with its defaults, the first of each its own. `deepspeed` is the stage
+    /// that DeepSpeed users get in Lightning if they name none.
+    pub(crate) const NAMES: [&'static str; 10] = [
+        "single",
+        "ddp",
+        "fsdp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "deepspeed",
+        "deepspeed_stage_1",
+        "deepspeed_stage_2",
+        "deepspeed_stage_3",
+    ];
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let zero = |stage| Self::Zero(ZeroStrategy { stage, ..ZeroStrategy::default() });
+        Some(match name {
+            "single" => Self::Single,
+            "ddp" => Self::Ddp(DdpStrategy::default()),
+            "fsdp" => Self::Fsdp(FsdpStrategy::default()),
+            "zero1" | "deepspeed_stage_1" => zero(1),
+            "zero2" | "deepspeed_stage_2" | "deepspeed" => zero(2),
+            "zero3" | "deepspeed_stage_3" => zero(3),
+            _ => return None,
+        })
+    }
+
+    /// The name in the resolved configuration.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Ddp(_) => "ddp",
+            Self::Fsdp(_) => "fsdp",
+            Self::Zero(ZeroStrategy { stage: 1, .. }) => "zero1",
+            Self::Zero(ZeroStrategy { stage: 3, .. }) => "zero3",
+            Self::Zero(_) => "zero2",
+        }
+    }
+
+    /// As it is written: by its name alone, if nothing else is set.
+    pub(crate) fn to_config(&self) -> StrategyConfig {
+        match Self::named(self.name()) {
+            Some(default) if default == *self => self.name().into(),
+            _ => self.clone().into(),
+        }
+    }
+
+    /// What the ranks hold in shards.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        match self {
+            Self::Single | Self::Ddp(_) => Stage::Nothing,
+            Self::Fsdp(fsdp) => match fsdp.sharding_strategy {
+                ShardingStrategy::NoShard => Stage::Nothing,
+                _ => Stage::Parameters,
+            },
+            Self::Zero(ZeroStrategy { stage: 1, .. }) => Stage::Optimizer,
+            Self::Zero(ZeroStrategy { stage: 3, .. }) => Stage::Parameters,
+            Self::Zero(_) => Stage::Gradients,
+        }
+    }
+
+    /// What is wrong with the settings.
+    pub(crate) fn mistakes(&self) -> Vec<Mistake> {
+        let mut mistakes = vec![];
+        let mut refuse_if = |wrong: bool, setting: &str, problem: String| {
+            if wrong {
+                mistakes.push(Mistake::new(format!("strategy.{}.{setting}", self.key()), problem));
+            }
+        };
+        match self {
+            Self::Single => {}
+            Self::Ddp(ddp) => refuse_if(
+                !ddp.gradient_as_bucket_view,
+                "gradient_as_bucket_view",
+                "false would be a second copy of all gradients; they lie in the buckets by design, \
+                 so leave it at true"
+                    .to_owned(),
+            ),
+            Self::Fsdp(fsdp) => {
+                refuse_if(
+                    fsdp.sharding_strategy == ShardingStrategy::HybridShard,
+                    "sharding_strategy",
+                    "HYBRID_SHARD is not in this version; there are FULL_SHARD, SHARD_GRAD_OP, NO_SHARD"
+                        .to_owned(),
+                );
+                let policy = fsdp.auto_wrap_policy.parse::<UnitPolicy>();
+                refuse_if(policy.is_err(), "auto_wrap_policy", policy.err().unwrap_or_default());
+            }
+            Self::Zero(zero) => {
+                let stage = zero.stage;
+                refuse_if(
+                    !(1..=3).contains(&stage),
+                    "stage",
+                    format!("{stage} is out of range; it must be 1, 2 or 3 (0 is `ddp`)"),
+                );
+                refuse_if(
+                    !zero.contiguous_gradients,
+                    "contiguous_gradients",
+                    "false would scatter gradients over memory; a unit's lie in one buffer by design, \
+                     so leave it at true"
+                        .to_owned(),
+                );
+                let policy = zero.auto_wrap_policy.parse::<UnitPolicy>();
+                refuse_if(policy.is_err(), "auto_wrap_policy", policy.err().unwrap_or_default());
+            }
+        }
+        mistakes
+    }
+
+    fn key(&self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Ddp(_) => "ddp",
+            Self::Fsdp(_) => "fsdp",
+            Self::Zero(_) => "zero",
+        }
+    }
+
+    /// What the ranks set up.
+    pub(crate) fn setup(&self, plan: &Plan, groups: Vec<ParamGroup>) -> Setup {
+        let wrap = match self {
+            Self::Single | Self::Ddp(_) => UnitPolicy::All,
+            Self::Fsdp(FsdpStrategy { auto_wrap_policy, .. })
+            | Self::Zero(ZeroStrategy { auto_wrap_policy, .. }) => {
+                auto_wrap_policy.parse().unwrap_or_default()
+            }
+        };
+        let unused = match self {
+            Self::Ddp(DdpStrategy { find_unused_parameters: false, .. }) => Unused::Refuse,
+            Self::Zero(ZeroStrategy { ignore_unused_parameters: false, .. }) => Unused::Refuse,
+            _ => Unused::Allow,
+        };
+        Setup {
+            stage: self.stage(),
+            gathering: self.gathering(),
+            wrap,
+            activation_checkpointing: plan.activation_checkpointing.clone(),
+            unused,
+            optimizer: plan.optimizer,
+            groups,
+        }
+    }
+
+    fn gathering(&self) -> Gathering {
+        let Self::Fsdp(fsdp) = self else { return Gathering::default() };
+        Gathering {
+            after_forward: match fsdp.sharding_strategy {
+                ShardingStrategy::ShardGradOp => AfterForward::Keep,
+                _ => AfterForward::Free,
+            },
+            forward_prefetch: fsdp.forward_prefetch,
+            backward_prefetch: match fsdp.backward_prefetch {
+                Prefetch::Pre => BackwardPrefetch::Pre,
+                Prefetch::Post => BackwardPrefetch::Post,
+                Prefetch::None => BackwardPrefetch::None,
+            },
+            limit_all_gathers: fsdp.limit_all_gathers,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_a_strategy_and_is_written_as_one() {
+        for name in Strategy::NAMES {
+            let strategy = Strategy::named(name).expect(name);
+            assert_eq!(strategy.to_config(), strategy.name().into());
+            assert!(strategy.mistakes().is_empty());
+        }
+        let kept = FsdpStrategy {
+            sharding_strategy: ShardingStrategy::ShardGradOp,
+            ..FsdpStrategy::default()
+        };
+        let json = serde_json::to_string(&StrategyConfig::from(kept.clone())).expect("JSON");
+        assert!(json.starts_with(r#"{"fsdp":{"sharding_strategy":"SHARD_GRAD_OP""#), "{json}");
+        let read: StrategyConfig = serde_json::from_str(&json).expect("the same again");
+        assert_eq!(read, StrategyConfig::from(kept));
+    }
+
+    #[test]
+    fn what_flat_buffers_fix_by_design_cannot_be_set_otherwise() {
+        let ddp = DdpStrategy { gradient_as_bucket_view: false, ..DdpStrategy::default() };
+        let zero = ZeroStrategy { contiguous_gradients: false, stage: 4, ..ZeroStrategy::default() };
+        let said = |strategy: Strategy| -> Vec<String> {
+            strategy.mistakes().iter().map(ToString::to_string).collect()
+        };
+        assert!(said(Strategy::Ddp(ddp))[0].contains("strategy.ddp.gradient_as_bucket_view"));
+        let zero = said(Strategy::Zero(zero));
+        assert!(zero[0].contains("strategy.zero.stage") && zero[0].contains("4"), "{zero:?}");
+        assert!(zero[1].contains("by design"), "{zero:?}");
+    }
+}

@@ -1,0 +1,179 @@
+//! A run's numbers, for whoever keeps them beyond it.
+
+use burn::module::Module;
+use pyroclast_kernels::flat::FlatTensor;
+
+use super::DataParallel;
+use crate::error::Error;
+use crate::layout::{Layout, ParamInfo};
+use crate::parameters::{self, NamedValues};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::weights::{fill, hollow_out};
+
+/// One name of the optimizer's state for one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateEntry<'a> {
+    /// Which state, as torch names it.
+    pub name: &'static str,
+    /// Of which parameter.
+    pub info: &'a ParamInfo,
+    /// As many numbers as the parameter has.
+    pub values: Vec<f32>,
+}
+
+impl DataParallel {
+    /// The optimizer's state, on rank 0: for each of its [names](crate::Optimizer::state_names) and each
+    /// trainable parameter, as many numbers as the parameter has. Other ranks get none, and must call
+    /// it all the same.
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn state(&self) -> Result<Vec<StateEntry<'_>>, Error> {
+        self.told(self.gather_state())
+    }
+
+    fn gather_state(&self) -> Result<Vec<StateEntry<'_>>, Error> {
+        let group = &self.run.group;
+        let mut entries = vec![];
+        for (unit, layout) in self.run.layout.units.iter().enumerate() {
+            let names = self.optimizer.state_names().iter().copied();
+            for (name, own) in names.zip(self.optimizer.state(unit)) {
+                let all = match self.stage {
+                    Stage::Nothing => own.clone(),
+                    _ => {
+                        let mut all = vec![0.0; layout.len];
+                        all[self.stage.owned(layout, group)].copy_from_slice(own);
+                        group.gather_unit(unit, all).wait()?
+                    }
+                };
+                if group.rank() == 0 {
+                    entries.extend(layout.params.iter().map(|slot| StateEntry {
+                        name,
+                        info: &slot.info,
+                        values: all[slot.range.clone()].to_vec(),
+                    }));
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// All float parameters and buffers of the model, on rank 0. Other ranks get none, and must call it
+    /// all the same.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`], or what ended a collective. The other ranks are told.
+    pub fn parameters<M: Module>(&self, model: &M) -> Result<Vec<NamedValues>, Error> {
+        self.told(self.gather_parameters(model))
+    }
+
+    fn gather_parameters<M: Module>(&self, model: &M) -> Result<Vec<NamedValues>, Error> {
+        let Run { layout, group, .. } = &*self.run;
+        let is_first = group.rank() == 0;
+        let Some(gathers) = self.gathers() else {
+            return if is_first { parameters::read(model) } else { Ok(vec![]) };
+        };
+        let mut named = vec![];
+        for (unit, of_unit) in layout.units.iter().enumerate() {
+            let all = group.gather_unit(unit, gathers.own_part(unit)).wait()?;
+            if is_first {
+                named.extend(of_unit.params.iter().map(|slot| NamedValues {
+                    info: slot.info.clone(),
+                    values: all[slot.range.clone()].to_vec(),
+                    id: slot.id,
+                }));
+            }
+        }
+        if is_first {
+            named.extend(self.read_untrained(model)?);
+        }
+        Ok(named)
+    }
+
+    /// The whole model on rank 0, where it is sharded; other ranks' stays as it is. It has to fit there.
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn whole<M: Module>(&self, model: M) -> Result<M, Error> {
+        let Some(gathers) = self.gathers() else { return Ok(model) };
+        let Run { layout, group, mappers, device, .. } = &*self.run;
+        let mut flats = vec![];
+        for unit in 0..layout.units.len() {
+            let all = self.told(group.gather_unit(unit, gathers.own_part(unit)).wait())?;
+            if group.rank() == 0 {
+                flats.push(FlatTensor::new(all, device));
+            }
+        }
+        Ok(fill(model, (layout, mappers), device, |unit| flats.get(unit)))
+    }
+
+    /// Continues from saved numbers, after `steps` steps. `weights` gets every parameter and buffer,
+    /// `state` a state's name and a parameter's path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingValues`] or [`Error::WrongLength`].
+    pub fn restore<M: Module>(
+        &mut self,
+        model: M,
+        steps: u64,
+        mut weights: impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
+        mut state: impl FnMut(&str, &str) -> Option<Vec<f32>>,
+    ) -> Result<M, Error> {
+        self.optimizer.set_steps(steps);
+        let run = std::sync::Arc::clone(&self.run);
+        let Run { layout, device, .. } = &*run;
+        for (unit, slot) in layout.slots() {
+            let path = &slot.info.path;
+            for (position, name) in self.optimizer.state_names().iter().enumerate() {
+                let values = state(name, path)
+                    .ok_or_else(|| Error::MissingValues(format!("{name}.{path}")))?;
+                check_length(path, slot.range.len(), values.len())?;
+                self.optimizer.set_state(unit, position, &slot.range, &values);
+            }
+        }
+        let model = parameters::write_where(model, |id, info| {
+            layout.locate(id).is_none().then(|| weights(info)).flatten()
+        })?;
+        let model = match self.gathers() {
+            Some(_) => model,
+            None => hollow_out(model, layout, device, |_| true),
+        };
+        self.set_weights(layout, &mut weights)?;
+        Ok(self.filled(model))
+    }
+
+    fn set_weights(
+        &mut self,
+        layout: &Layout,
+        weights: &mut impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
+    ) -> Result<(), Error> {
+        for (unit, of_unit) in layout.units.iter().enumerate() {
+            let mut all = vec![0.0; of_unit.len];
+            for slot in &of_unit.params {
+                let path = &slot.info.path;
+                let values =
+                    weights(&slot.info).ok_or_else(|| Error::MissingValues(path.clone()))?;
+                check_length(path, slot.range.len(), values.len())?;
+                all[slot.range.clone()].copy_from_slice(&values);
+            }
+            let owned = self.stage.owned(of_unit, &self.run.group);
+            match self.gathers() {
+                Some(gathers) => {
+                    gathers.with_shard(unit, |shard| shard.copy_from_slice(&all[owned]));
+                }
+                None => self.lent[unit] = FlatTensor::new(all, &self.run.device),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_length(path: &str, expected: usize, found: usize) -> Result<(), Error> {
+    let path = path.to_owned();
+    if expected == found { Ok(()) } else { Err(Error::WrongLength { path, expected, found }) }
+}

@@ -1,0 +1,50 @@
+//! What is decided before a run begins.
+
+use crate::optimizer::{Optimizer, ParamGroup};
+use crate::policy::UnitPolicy;
+use crate::stage::{Gathering, Stage};
+
+/// What is sharded, and how the model is trained.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// What each rank holds only its own shard of.
+    pub stage: Stage,
+    /// How weights are gathered, where they are sharded.
+    pub gathering: Gathering,
+    /// Which declared units are stored and communicated by themselves. Default: all.
+    pub wrap: UnitPolicy,
+    /// Which declared units recompute their activations. Default: none.
+    pub activation_checkpointing: UnitPolicy,
+    /// What becomes of parameters that no gradient reaches.
+    pub unused: Unused,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Groups, of which the first that matches a parameter applies to it.
+    pub groups: Vec<ParamGroup>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            stage: Stage::default(),
+            gathering: Gathering::default(),
+            wrap: UnitPolicy::All,
+            activation_checkpointing: UnitPolicy::None,
+            unused: Unused::default(),
+            optimizer: Optimizer::default(),
+            groups: vec![],
+        }
+    }
+}
+
+/// What several ranks do about parameters that no gradient reaches in a step. A single rank leaves them
+/// alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unused {
+    /// They end the run: mostly they are a mistake. DDP's `find_unused_parameters = false`.
+    #[default]
+    Refuse,
+    /// Ranks tell each other what they have used. What none has used is left alone; a gradient that some
+    /// rank has not is zero there.
+    Allow,
+}

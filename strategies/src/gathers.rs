@@ -1,0 +1,246 @@
+//! When a rank gathers the weights of which it holds a shard, and when it lets go of them.
+//!
+//! Every rank runs the same units in the same order, so every rank launches the same gathers in the
+//! same order. What a gather is launched ahead for is the order of the last forward pass; where a pass
+//! takes another turn, gathering ahead stops until the next one. The backward pass goes back the way
+//! that the forward pass came.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Device;
+use pyroclast_kernels::flat::FlatTensor;
+
+use crate::error::Error;
+use crate::events::{Event, Events};
+use crate::group::{Pending, ProcessGroup};
+use crate::layout::{Layout, ROOT};
+use crate::memory::{Category, Held, Ledger};
+use crate::shard::shard;
+use crate::stage::{AfterForward, BackwardPrefetch, Gathering};
+use crate::weights::FullUnit;
+
+/// The shards of a rank, and the gathers that it takes part in.
+#[derive(Debug)]
+pub(crate) struct Gathers {
+    layout: Arc<Layout>,
+    group: Arc<ProcessGroup>,
+    settings: Gathering,
+    ledger: Ledger,
+    device: Device,
+    events: Events,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By unit.
+    shards: Vec<Shard>,
+    /// Launched and not yet waited for, by unit.
+    pending: BTreeMap<usize, InFlight>,
+    /// Weights that stay whole for a while, by unit, and how many backward passes will use them.
+    kept: HashMap<usize, (Arc<FullUnit>, usize)>,
+    /// Units of the last forward pass, in order.
+    expected: Vec<usize>,
+    /// Units of this pass, in order.
+    ran: Vec<usize>,
+    /// How many of them the forward pass ran, once the backward pass has begun.
+    forward_len: Option<usize>,
+    diverged: bool,
+}
+
+#[derive(Debug)]
+struct Shard {
+    values: Vec<f32>,
+    _held: Held,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    weights: Pending<Vec<f32>>,
+    held: Held,
+}
+
+impl Gathers {
+    /// `shards` holds each unit's own part.
+    pub(crate) fn new(
+        layout: &Arc<Layout>,
+        group: &Arc<ProcessGroup>,
+        settings: Gathering,
+        (ledger, events): (&Ledger, &Events),
+        (device, shards): (&Device, Vec<Vec<f32>>),
+    ) -> Self {
+        let held = |values: Vec<f32>| Shard {
+            _held: ledger.hold(Category::ParametersSharded, size_of_val(&values[..])),
+            values,
+        };
+        let state = State { shards: shards.into_iter().map(held).collect(), ..State::default() };
+        Self {
+            layout: Arc::clone(layout),
+            group: Arc::clone(group),
+            settings,
+            ledger: ledger.clone(),
+            device: device.clone(),
+            events: events.clone(),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a pass over the model: gathers the root unit, and the first of the others ahead.
+    pub(crate) fn begin_pass(&self) -> Result<Arc<FullUnit>, Error> {
+        let root = {
+            let state = &mut *self.lock();
+            (state.ran, state.forward_len, state.diverged) = (vec![], None, false);
+            let root = self.take_or_launch(state, ROOT);
+            self.launch_expected(state, 0);
+            root
+        };
+        self.arrived(ROOT, root)
+    }
+
+    /// Ends a pass: waits for gathers that came to no use, and lets go of everything.
+    pub(crate) fn end_pass(&self) -> Result<(), Error> {
+        let state = &mut *self.lock();
+        let forward_len = state.forward_len.unwrap_or(state.ran.len());
+        state.expected = state.ran[..forward_len].to_vec();
+        state.kept.clear();
+        let pending = std::mem::take(&mut state.pending);
+        pending.into_values().try_for_each(|in_flight| in_flight.weights.wait().map(drop))
+    }
+
+    /// The weights for a unit's forward pass, and the pass's number, by which its backward pass will be
+    /// known. `comes_back` says whether there will be one.
+    pub(crate) fn forward(
+        &self,
+        unit: usize,
+        comes_back: bool,
+    ) -> Result<(Arc<FullUnit>, usize), Error> {
+        let (call, keeps, in_flight) = {
+            let state = &mut *self.lock();
+            let call = state.ran.len();
+            state.ran.push(unit);
+            state.diverged |= state.expected.get(call) != Some(&unit);
+            // What the backward pass will begin with is not worth freeing.
+            let is_last = !state.diverged && call + 1 == state.expected.len();
+            let keeps = comes_back && (is_last || self.settings.after_forward == AfterForward::Keep);
+            if let Some((full, uses)) = state.kept.get_mut(&unit) {
+                *uses += usize::from(keeps);
+                return Ok((Arc::clone(full), call));
+            }
+            let in_flight = self.take_or_launch(state, unit);
+            self.launch_expected(state, call + 1);
+            (call, keeps, in_flight)
+        };
+        let full = self.arrived(unit, in_flight)?;
+        if keeps {
+            self.lock().kept.insert(unit, (Arc::clone(&full), 1));
+        }
+        Ok((full, call))
+    }
+
+    /// The weights for the backward pass of a forward pass.
+    pub(crate) fn backward(&self, call: usize) -> Result<Arc<FullUnit>, Error> {
+        let (unit, source) = {
+            let state = &mut *self.lock();
+            state.forward_len.get_or_insert(state.ran.len());
+            let unit = state.ran[call];
+            let source = match state.kept.get(&unit) {
+                Some((full, _)) => Ok(Arc::clone(full)),
+                None => Err(self.take_or_launch(state, unit)),
+            };
+            if self.settings.backward_prefetch == BackwardPrefetch::Pre {
+                self.launch_before(state, call);
+            }
+            (unit, source)
+        };
+        source.or_else(|in_flight| self.arrived(unit, in_flight))
+    }
+
+    /// A backward pass has run.
+    pub(crate) fn backward_ran(&self, call: usize) {
+        let state = &mut *self.lock();
+        if self.settings.backward_prefetch == BackwardPrefetch::Post {
+            self.launch_before(state, call);
+        }
+        let unit = state.ran[call];
+        if let Some((_, uses)) = state.kept.get_mut(&unit) {
+            *uses = uses.saturating_sub(1);
+            if *uses == 0 {
+                state.kept.remove(&unit);
+            }
+        }
+    }
+
+    /// Keeps the root unit's weights until the pass ends.
+    pub(crate) fn keep_root(&self, root: Arc<FullUnit>) {
+        self.lock().kept.insert(ROOT, (root, 1));
+    }
+
+    /// Hands a unit's own part to `change`.
+    pub(crate) fn with_shard(&self, unit: usize, change: impl FnOnce(&mut [f32])) {
+        change(&mut self.lock().shards[unit].values);
+    }
+
+    /// A unit's own part within a buffer for the whole of it.
+    pub(crate) fn own_part(&self, unit: usize) -> Vec<f32> {
+        self.buffer(&self.lock(), unit)
+    }
+
+    fn buffer(&self, state: &State, unit: usize) -> Vec<f32> {
+        let len = self.layout.units[unit].len;
+        let mut buffer = vec![0.0; len];
+        let own = shard(len, self.group.world(), self.group.rank());
+        buffer[own].copy_from_slice(&state.shards[unit].values);
+        buffer
+    }
+
+    fn take_or_launch(&self, state: &mut State, unit: usize) -> InFlight {
+        state.pending.remove(&unit).unwrap_or_else(|| self.launch(state, unit))
+    }
+
+    fn launch(&self, state: &State, unit: usize) -> InFlight {
+        let buffer = self.buffer(state, unit);
+        let held = self.ledger.hold(Category::ParametersFull, size_of_val(&buffer[..]));
+        self.events.push(Event::Gather(unit));
+        InFlight { weights: self.group.all_gather_unit(unit, buffer), held }
+    }
+
+    fn launch_ahead(&self, state: &mut State, unit: usize) {
+        if !state.kept.contains_key(&unit) && !state.pending.contains_key(&unit) {
+            let in_flight = self.launch(state, unit);
+            state.pending.insert(unit, in_flight);
+        }
+    }
+
+    /// Gathers ahead for the forward pass, which has come to `next` in the expected order.
+    fn launch_expected(&self, state: &mut State, next: usize) {
+        if !self.settings.forward_prefetch || state.diverged || state.forward_len.is_some() {
+            return;
+        }
+        let ahead = if self.settings.limit_all_gathers { 1 } else { usize::MAX };
+        let units: Vec<usize> = state.expected.iter().skip(next).take(ahead).copied().collect();
+        // A unit that runs again at once is not gathered twice.
+        let current = next.checked_sub(1).and_then(|last| state.ran.get(last).copied());
+        for unit in units.into_iter().filter(|unit| Some(*unit) != current) {
+            self.launch_ahead(state, unit);
+        }
+    }
+
+    /// Gathers ahead for the backward pass of the unit that ran before this one.
+    fn launch_before(&self, state: &mut State, call: usize) {
+        let before = call.checked_sub(1).map(|before| state.ran[before]);
+        if let Some(unit) = before.filter(|unit| *unit != state.ran[call]) {
+            self.launch_ahead(state, unit);
+        }
+    }
+
+    fn arrived(&self, unit: usize, in_flight: InFlight) -> Result<Arc<FullUnit>, Error> {
+        self.events.push(Event::GatherWait(unit));
+        let flat = FlatTensor::new(in_flight.weights.wait()?, &self.device);
+        Ok(Arc::new(FullUnit { flat, _held: in_flight.held }))
+    }
+}

@@ -1,0 +1,253 @@
+//! Inputs and parameters of a unit as leaves of a graph of its own.
+//!
+//! A leaf that two graphs share would merge them, and Burn locks a graph for as long as its backward
+//! pass runs: a unit's pass inside the model's would wait for itself.
+
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, DispatchTensor, Gradients, Tensor};
+
+use super::unshard::{Source, unsharded};
+use super::values::{TensorMap, Values};
+use crate::parameters;
+use crate::run::Run;
+use crate::weights::on_device;
+
+/// A parameter's gradient, flattened.
+pub(crate) type ParamGrad = (ParamId, Tensor<1>);
+
+/// Takes one leaf's gradient out of a backward pass.
+type TakeGrad = Box<dyn FnOnce(Option<&mut Gradients>) -> DispatchTensor + Send>;
+
+/// Tensors of the caller's graph that get gradients from a unit, and their leaves in the unit's.
+#[derive(Default)]
+pub(super) struct Joints {
+    pub(super) outer: Vec<DispatchTensor>,
+    take: Vec<TakeGrad>,
+}
+
+impl Joints {
+    fn add<const D: usize>(&mut self, outer: Tensor<D>, leaf: &Tensor<D>) {
+        self.outer.push(outer.into_dispatch());
+        self.expect(leaf.clone());
+    }
+
+    fn expect<const D: usize>(&mut self, leaf: Tensor<D>) {
+        self.take.push(Box::new(move |grads| {
+            // A block may ignore an input; the caller's graph expects a gradient all the same.
+            let grad = grads.and_then(|grads| leaf.grad_remove(grads));
+            grad.unwrap_or_else(|| leaf.inner().zeros_like()).into_dispatch()
+        }));
+    }
+
+    /// The gradients of all leaves; zeros without a backward pass.
+    pub(super) fn take(self, mut grads: Option<&mut Gradients>) -> Vec<DispatchTensor> {
+        self.take.into_iter().map(|take| take(grads.as_deref_mut())).collect()
+    }
+}
+
+/// `tensor` as a leaf of a new graph.
+pub(super) fn leaf<const D: usize>(tensor: Tensor<D>, is_tracked: bool) -> Tensor<D> {
+    let strategy = tensor.gradient_checkpointing_strategy();
+    let fresh = tensor.inner().autodiff();
+    let fresh = match strategy {
+        Some(strategy) => fresh.with_gradient_checkpointing_strategy(strategy),
+        None => fresh,
+    };
+    fresh.set_require_grad(is_tracked)
+}
+
+/// The inputs as leaves, those that are tracked with a joint each.
+pub(super) fn lift_inputs<V: Values>(inputs: V, joints: &mut Joints) -> V {
+    inputs.map(&mut LiftInputs { joints })
+}
+
+struct LiftInputs<'a> {
+    joints: &'a mut Joints,
+}
+
+impl TensorMap for LiftInputs<'_> {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let lifted = leaf(tensor.clone(), tensor.is_tracked());
+        if tensor.is_tracked() {
+            self.joints.add(tensor, &lifted);
+        }
+        lifted
+    }
+}
+
+/// The inputs outside of any graph, and which of them were tracked.
+pub(super) fn detach_inputs<V: Values>(inputs: V) -> (V, Vec<DispatchTensor>, Vec<bool>) {
+    let mut detach = Detach { outer: vec![], tracked: vec![] };
+    let detached = inputs.map(&mut detach);
+    (detached, detach.outer, detach.tracked)
+}
+
+struct Detach {
+    outer: Vec<DispatchTensor>,
+    tracked: Vec<bool>,
+}
+
+impl TensorMap for Detach {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.tracked.push(tensor.is_tracked());
+        if tensor.is_tracked() {
+            self.outer.push(tensor.clone().into_dispatch());
+        }
+        leaf(tensor, false)
+    }
+}
+
+/// Detached inputs as leaves again, tracked as they were.
+pub(super) fn track_inputs<V: Values>(inputs: V, tracked: &[bool], joints: &mut Joints) -> V {
+    inputs.map(&mut Track { tracked: tracked.iter(), joints })
+}
+
+struct Track<'a> {
+    tracked: std::slice::Iter<'a, bool>,
+    joints: &'a mut Joints,
+}
+
+impl TensorMap for Track<'_> {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let is_tracked = self.tracked.next().copied().unwrap_or(false);
+        let lifted = leaf(tensor, is_tracked);
+        if is_tracked {
+            self.joints.expect(lifted.clone());
+        }
+        lifted
+    }
+}
+
+/// What becomes of a module's trainable parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lift {
+    /// Leaves that get gradients.
+    Tracked,
+    /// Leaves that get none.
+    Untracked,
+}
+
+/// Replaces every trainable parameter of `module` that has numbers by a leaf with the same value and
+/// identity. Others stay as they are: a running statistic must go on being the one that the model holds.
+pub(super) fn lift_params<M: Module>(module: M, device: &Device, lift: Lift) -> M {
+    module.map(&mut LiftParams { device, lift })
+}
+
+struct LiftParams<'a> {
+    device: &'a Device,
+    lift: Lift,
+}
+
+impl ModuleMapper for LiftParams<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !has_numbers(&param) {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        let lifted = on_device(tensor.inner(), self.device);
+        let lifted = lifted.set_require_grad(self.lift == Lift::Tracked);
+        Param::from_mapped_value(id, lifted, mapper)
+    }
+}
+
+/// A parameter that is to be lifted: trainable, and not hollow. Weights that were gathered have no
+/// autodiff; what is frozen has, and asks for no gradient.
+fn has_numbers<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    param.is_initialized() && (param.is_require_grad() || !param.is_autodiff())
+}
+
+/// Replaces the parameters of a unit by weights that are not kept between forward and backward.
+pub(super) fn unshard_params<M: Module>(module: M, run: &Run, unit: usize, source: &Source) -> M {
+    module.map(&mut UnshardParams { run, unit, source, done: vec![] })
+}
+
+struct UnshardParams<'a> {
+    run: &'a Run,
+    unit: usize,
+    source: &'a Source,
+    /// Tied parameters share one tensor.
+    done: Vec<(ParamId, DispatchTensor)>,
+}
+
+impl ModuleMapper for UnshardParams<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let id = param.id;
+        let Some(place) = self.run.layout.locate(id).filter(|place| place.0 == self.unit) else {
+            let mut lift = LiftParams { device: &self.run.device, lift: Lift::Tracked };
+            return lift.map_float(param);
+        };
+        let tensor = match self.done.iter().find(|(known, _)| *known == id) {
+            Some((_, tensor)) => Tensor::from_dispatch(tensor.clone()),
+            None => {
+                let weight = self.source.weight::<D>(id, self.run.layout.slot(place));
+                let tensor: Tensor<D> = unsharded(weight, &self.run.device);
+                self.done.push((id, tensor.clone().into_dispatch()));
+                tensor
+            }
+        };
+        self.run.mappers.filled(id, tensor)
+    }
+}
+
+/// Joints of a module's own parameters, for a unit that reports to nobody.
+pub(super) fn param_joints<M: Module>(module: &M) -> Vec<DispatchTensor> {
+    let mut visit = OuterParams { seen: HashSet::new(), outer: vec![] };
+    module.visit(&mut visit);
+    visit.outer
+}
+
+struct OuterParams {
+    seen: HashSet<ParamId>,
+    outer: Vec<DispatchTensor>,
+}
+
+impl ModuleVisitor for OuterParams {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if parameters::is_trainable(param) && self.seen.insert(param.id) {
+            self.outer.push(param.base().into_dispatch());
+        }
+    }
+}
+
+/// Expects gradients of the parameters of a lifted module, in the order of [`param_joints`].
+pub(super) fn expect_params<M: Module>(lifted: &M, joints: &mut Joints) {
+    lifted.visit(&mut ExpectParams { seen: HashSet::new(), joints });
+}
+
+struct ExpectParams<'a> {
+    seen: HashSet<ParamId>,
+    joints: &'a mut Joints,
+}
+
+impl ModuleVisitor for ExpectParams<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if parameters::is_trainable(param) && self.seen.insert(param.id) {
+            self.joints.expect(param.base());
+        }
+    }
+}
+
+/// Takes the gradients of the parameters of `module` out of `grads`.
+pub(crate) fn take<M: Module>(module: &M, grads: &mut Gradients) -> Vec<ParamGrad> {
+    let mut take = Take { grads, taken: Vec::new() };
+    module.visit(&mut take);
+    take.taken
+}
+
+struct Take<'a> {
+    grads: &'a mut Gradients,
+    taken: Vec<ParamGrad>,
+}
+
+impl ModuleVisitor for Take<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_initialized() || !param.is_require_grad() {
+            return;
+        }
+        if let Some(grad) = param.base().grad_remove(self.grads) {
+            self.taken.push((param.id, grad.reshape([-1])));
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Weights of a unit that keeps its activations from forward to backward, but not its weights.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::ParamId;
+use burn::tensor::{Device, DispatchTensor, Tensor};
+
+use super::ParamGrad;
+use super::backend::unshard;
+use crate::layout::{ParamSlot, shape_of};
+use crate::weights::FullUnit;
+
+/// Where the weights of one pass of a unit come from, while there are any, and where their gradients
+/// go.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Source(Arc<Mutex<Contents>>);
+
+#[derive(Debug, Default)]
+struct Contents {
+    weights: Option<Arc<FullUnit>>,
+    grads: Vec<ParamGrad>,
+}
+
+impl Source {
+    /// Makes the weights available.
+    pub(super) fn open(&self, weights: Arc<FullUnit>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).weights = Some(weights);
+    }
+
+    /// Lets go of the weights.
+    pub(super) fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).weights = None;
+    }
+
+    /// The gradients that have come.
+    pub(super) fn take_grads(&self) -> Vec<ParamGrad> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).grads)
+    }
+
+    /// One of the weights.
+    pub(super) fn weight<const D: usize>(&self, id: ParamId, slot: &ParamSlot) -> Weight {
+        let (range, shape) = (slot.range.clone(), shape_of(slot));
+        Weight {
+            source: self.clone(),
+            id,
+            // In memory of its own: what autodiff keeps a part of would keep the whole unit's.
+            make: Arc::new(move |full| {
+                full.flat.copy::<D>(range.clone(), shape.clone()).into_dispatch()
+            }),
+            flatten: |grad| Tensor::<D>::from_dispatch(grad).reshape([-1]),
+        }
+    }
+}
+
+/// The tensor of a weight, on `device`, from which autodiff keeps nothing but a token.
+pub(super) fn unsharded<const D: usize>(weight: Weight, device: &Device) -> Tensor<D> {
+    unshard(Tensor::ones([1], device).require_grad(), weight)
+}
+
+/// A weight of a unit.
+#[derive(Clone)]
+pub(super) struct Weight {
+    source: Source,
+    id: ParamId,
+    make: Arc<dyn Fn(&FullUnit) -> DispatchTensor + Send + Sync>,
+    flatten: fn(DispatchTensor) -> Tensor<1>,
+}
+
+impl Weight {
+    /// Its tensor, without autodiff.
+    pub(super) fn tensor(&self) -> DispatchTensor {
+        let contents = self.source.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = contents.weights.as_ref().expect("a unit's weights are there while it runs");
+        (self.make)(full)
+    }
+
+    pub(super) fn take_grad(&self, grad: DispatchTensor) {
+        let grad = (self.flatten)(grad);
+        let mut contents = self.source.0.lock().unwrap_or_else(PoisonError::into_inner);
+        contents.grads.push((self.id, grad));
+    }
+}
+
+impl fmt::Debug for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weight({})", self.id)
+    }
+}
