@@ -18,6 +18,7 @@ pub mod doctor;
 pub mod environment;
 pub mod error;
 pub mod gpt;
+pub mod memory;
 pub mod metrics;
 pub mod output;
 pub mod plan;

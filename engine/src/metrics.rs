@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::memory::MemoryByRank;
 
 /// Which data a row speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +50,8 @@ pub struct Metrics {
     pub peak_rss_bytes: Option<u64>,
     /// Largest device memory in use at the end of a step so far; null on the CPU.
     pub peak_device_bytes: Option<u64>,
+    /// Bytes that the engine holds on each rank, by what they are for; null in rows of validation.
+    pub memory: Option<MemoryByRank>,
     /// Metrics named by the task; null where one is not finite.
     #[serde(flatten)]
     pub named: BTreeMap<String, Option<f64>>,
@@ -56,7 +59,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Keys of a row, apart from the task's own.
-    pub(crate) const KEYS: [&str; 13] = [
+    pub(crate) const KEYS: [&str; 14] = [
         "step",
         "epoch",
         "split",
@@ -70,6 +73,7 @@ impl Metrics {
         "step_ms",
         "peak_rss_bytes",
         "peak_device_bytes",
+        "memory",
     ];
 }
 
@@ -169,6 +173,7 @@ mod tests {
             step_ms: None,
             peak_rss_bytes: Some(1 << 20),
             peak_device_bytes: None,
+            memory: None,
             named: [("accuracy".to_owned(), Some(0.5)), ("perplexity".to_owned(), None)].into(),
         }
     }

@@ -394,7 +394,8 @@ mod tests {
     #[test]
     fn what_flat_buffers_fix_by_design_cannot_be_set_otherwise() {
         let ddp = DdpStrategy { gradient_as_bucket_view: false, ..DdpStrategy::default() };
-        let zero = ZeroStrategy { contiguous_gradients: false, stage: 4, ..ZeroStrategy::default() };
+        let zero =
+            ZeroStrategy { contiguous_gradients: false, stage: 4, ..ZeroStrategy::default() };
         let said = |strategy: Strategy| -> Vec<String> {
             strategy.mistakes().iter().map(ToString::to_string).collect()
         };

@@ -95,7 +95,10 @@ mod tests {
         let start = values.as_ptr();
         let flat = FlatTensor::new(values, &Device::flex().autodiff());
         let view = flat.view::<2>(6..12, Shape::new([2, 3]));
-        assert_eq!(view.to_data().as_slice::<f32>().ok(), Some(&[6.0, 7.0, 8.0, 9.0, 10.0, 11.0][..]));
+        assert_eq!(
+            view.to_data().as_slice::<f32>().ok(),
+            Some(&[6.0, 7.0, 8.0, 9.0, 10.0, 11.0][..])
+        );
         assert_eq!(flat.view::<2>(4..4, Shape::new([0, 3])).dims(), [0, 3]);
         assert!(!view.is_autodiff());
         let copy = flat.copy::<1>(23..24, Shape::new([1]));

@@ -345,7 +345,8 @@ impl GradientBuckets {
                 return;
             }
         };
-        for (slot, _) in layout.params.iter().zip(&bucket.written).filter(|(_, written)| !**written) {
+        for (slot, _) in layout.params.iter().zip(&bucket.written).filter(|(_, written)| !**written)
+        {
             sums[slot.range.clone()].fill(0.0);
         }
         if self.group.world() == 1 {
@@ -362,8 +363,7 @@ impl GradientBuckets {
     /// Waits for the reductions that are under way, but for that of `except`, and keeps the own shard
     /// of each. What goes wrong is noted.
     fn shelve(&self, state: &mut State, except: Option<usize>) {
-        for (unit, (bucket, layout)) in
-            state.buckets.iter_mut().zip(&self.layout.units).enumerate()
+        for (unit, (bucket, layout)) in state.buckets.iter_mut().zip(&self.layout.units).enumerate()
         {
             if Some(unit) == except || !matches!(bucket.storage, Storage::InFlight(_)) {
                 continue;

@@ -7,7 +7,7 @@ mod agree;
 mod persist;
 mod setup;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Gradients};
@@ -43,7 +43,10 @@ pub struct DataParallel {
     /// What the model's parameters are views of, by unit, where they are not sharded.
     lent: Vec<FlatTensor>,
     optimizer: FlatOptimizer,
+    /// Counts the weights that the model shares.
     _held: Vec<Held>,
+    /// Counts the buffers of messages.
+    messages: Mutex<Option<Held>>,
 }
 
 /// What makes the step of the summed gradients.
@@ -92,8 +95,7 @@ impl DataParallel {
         let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
         let device = model.devices().into_iter().next().unwrap_or_else(Device::flex).autodiff();
         let (ledger, events) = (Ledger::default(), Events::default());
-        let place =
-            Place { layout: &layout, group, stage, ledger: &ledger, device: &device };
+        let place = Place { layout: &layout, group, stage, ledger: &ledger, device: &device };
         let Initialised { model, mappers, stored } = initialise(model, place)?;
         let buckets = GradientBuckets::new(&layout, group, stage, (&ledger, &events));
         let (lent, weights, held) = match stage.shards_parameters() {
@@ -118,8 +120,15 @@ impl DataParallel {
         let run = Run { layout, group, device, ledger, events, mappers, buckets, weights };
         let optimizer = FlatOptimizer::new(setup, &run, stage);
         let run = Arc::new(run);
-        let this =
-            Self { stage, unused: setup.unused, run, lent, optimizer, _held: held };
+        let this = Self {
+            stage,
+            unused: setup.unused,
+            run,
+            lent,
+            optimizer,
+            _held: held,
+            messages: Mutex::default(),
+        };
         this.install(setup, &recompute)?;
         let model = this.broadcast_untrained(this.filled(model))?;
         Ok((model, this))
@@ -133,8 +142,8 @@ impl DataParallel {
                 declared.cell.set_recomputes(declared.cell.recomputes() || *recomputes);
                 continue;
             };
-            let frees_weights = self.run.is_sharded()
-                && setup.gathering.after_forward == AfterForward::Free;
+            let frees_weights =
+                self.run.is_sharded() && setup.gathering.after_forward == AfterForward::Free;
             let run = Arc::clone(&self.run);
             let recomputes = *recomputes;
             declared.cell.install(Installed { run, unit, frees_weights, recomputes })?;
@@ -186,9 +195,8 @@ impl DataParallel {
         let Some(gathers) = self.gathers() else { return Ok(model) };
         let root = self.told(gathers.begin_pass())?;
         let Run { layout, mappers, device, .. } = &*self.run;
-        let model = fill(model, (layout, mappers), device, |unit| {
-            (unit == ROOT).then_some(&root.flat)
-        });
+        let model =
+            fill(model, (layout, mappers), device, |unit| (unit == ROOT).then_some(&root.flat));
         gathers.keep_root(root);
         Ok(model)
     }
@@ -247,7 +255,12 @@ impl DataParallel {
     /// [`Error::UnusedParameters`] on several ranks where [`Unused`] refuses them,
     /// [`Error::MicroBatches`], or what ended a collective. The other ranks are told.
     pub fn reduce(&self) -> Result<f64, Error> {
-        self.told(self.reduced())
+        let sum = self.told(self.reduced());
+        let messages = self.run.group.buffered_bytes();
+        let mut held = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = None;
+        *held = Some(self.run.ledger.hold(Category::Communication, messages));
+        sum
     }
 
     /// One optimizer step with the reduced gradients, scaled; returns the updated model. Where weights
@@ -302,16 +315,17 @@ impl DataParallel {
             optimizer.step_unit(update, (unit, layout), &mut whole[unit][owned], gradients);
             // Other units are stepped while the ranks give each other this one.
             let gathers = *stage != Stage::Nothing && layout.len > 0;
-            gathering.push(gathers.then(|| {
-                run.group.all_gather_unit(unit, std::mem::take(&mut whole[unit]))
-            }));
+            gathering.push(
+                gathers.then(|| run.group.all_gather_unit(unit, std::mem::take(&mut whole[unit]))),
+            );
         });
         for (weights, pending) in whole.iter_mut().zip(gathering) {
             if let Some(pending) = pending {
                 *weights = pending.wait()?;
             }
         }
-        self.lent = whole.into_iter().map(|weights| FlatTensor::new(weights, &run.device)).collect();
+        self.lent =
+            whole.into_iter().map(|weights| FlatTensor::new(weights, &run.device)).collect();
         Ok(())
     }
 

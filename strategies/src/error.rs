@@ -161,7 +161,9 @@ pub enum Error {
         known: String,
     },
     /// A model declares more units than messages can tell apart.
-    #[error("the model has {units} units, and the limit is {limit}; choose fewer with a wrap policy")]
+    #[error(
+        "the model has {units} units, and the limit is {limit}; choose fewer with a wrap policy"
+    )]
     TooManyUnits {
         /// How many there are.
         units: usize,

@@ -126,7 +126,8 @@ impl Gathers {
             state.diverged |= state.expected.get(call) != Some(&unit);
             // What the backward pass will begin with is not worth freeing.
             let is_last = !state.diverged && call + 1 == state.expected.len();
-            let keeps = comes_back && (is_last || self.settings.after_forward == AfterForward::Keep);
+            let keeps =
+                comes_back && (is_last || self.settings.after_forward == AfterForward::Keep);
             if let Some((full, uses)) = state.kept.get_mut(&unit) {
                 *uses += usize::from(keeps);
                 return Ok((Arc::clone(full), call));

@@ -143,6 +143,13 @@ impl ProcessGroup {
         }
     }
 
+    /// Bytes of the buffers that messages are made of, while none is under way. Ranks that are threads
+    /// share them.
+    #[must_use]
+    pub fn buffered_bytes(&self) -> usize {
+        self.thread.pool.idle_bytes()
+    }
+
     /// The signal that ends all groups on all ranks.
     #[must_use]
     pub fn abort_signal(&self) -> &AbortSignal {

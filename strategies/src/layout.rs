@@ -92,11 +92,7 @@ impl Layout {
     /// # Errors
     ///
     /// As [`Self::of`]; [`Error::UnknownUnits`] if the policy names what there is not.
-    pub fn wrapped<M: Module>(
-        model: &M,
-        world: usize,
-        wrap: &UnitPolicy,
-    ) -> Result<Self, Error> {
+    pub fn wrapped<M: Module>(model: &M, world: usize, wrap: &UnitPolicy) -> Result<Self, Error> {
         let mut collect = Collect::default();
         model.visit(&mut collect);
         if collect.found.is_empty() {

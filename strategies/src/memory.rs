@@ -159,10 +159,15 @@ impl Ledger {
         account.recording = Some(Recording { started: Instant::now(), samples: vec![start] });
     }
 
-    /// Ends the recording, and returns it.
+    /// Ends the recording, and returns it. The last sample is of now.
     #[must_use]
     pub fn recorded(&self) -> Vec<Sample> {
-        self.lock().recording.take().map_or_else(Vec::new, |recording| recording.samples)
+        let account = &mut *self.lock();
+        let Some(Recording { started, mut samples }) = account.recording.take() else {
+            return vec![];
+        };
+        samples.push(Sample { seconds: started.elapsed().as_secs_f64(), live: account.live });
+        samples
     }
 }
 
@@ -188,17 +193,6 @@ pub struct Held {
     bytes: u64,
 }
 
-impl Held {
-    /// Counts the same bytes as another category from now on.
-    pub(crate) fn become_of(&mut self, category: Category) {
-        let bytes = self.bytes;
-        let account = &mut *self.ledger.lock();
-        account.change(self.category, |live| live - bytes);
-        account.change(category, |live| live + bytes);
-        self.category = category;
-    }
-}
-
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Held({} bytes of {})", self.bytes, self.category.name())
@@ -220,7 +214,7 @@ mod tests {
     fn what_is_counted_lives_as_long_as_its_guard() {
         let ledger = Ledger::default();
         let state = ledger.hold(Category::Optimizer, 80);
-        let mut gradients = ledger.hold(Category::Gradients, 40);
+        let gradients = ledger.hold(Category::Gradients, 40);
         drop(ledger.hold(Category::Gradients, 10));
         assert_eq!(ledger.live().of(Category::Gradients), 40);
         assert_eq!(ledger.peak().by_category.of(Category::Gradients), 50);
@@ -228,11 +222,10 @@ mod tests {
         ledger.begin_step();
         assert_eq!(ledger.peak().total, 120);
         ledger.record();
-        gradients.become_of(Category::Communication);
         drop((gradients, state));
         assert_eq!(ledger.live(), Bytes::default());
         let totals: Vec<u64> = ledger.recorded().iter().map(|s| s.live.total()).collect();
-        assert_eq!(totals, [120, 80, 120, 80, 0]);
+        assert_eq!(totals, [120, 80, 0, 0]);
         assert!(ledger.recorded().is_empty(), "it has ended");
     }
 

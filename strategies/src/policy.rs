@@ -59,8 +59,11 @@ impl UnitPolicy {
                     };
                     !unit.paths.is_empty() && unit.paths.iter().all(inside)
                 };
-                let known: Vec<&str> =
-                    units.iter().filter_map(|unit| unit.paths.first()).map(String::as_str).collect();
+                let known: Vec<&str> = units
+                    .iter()
+                    .filter_map(|unit| unit.paths.first())
+                    .map(String::as_str)
+                    .collect();
                 known_or("path", paths, &known, |path| units.iter().any(|unit| below(path, unit)))?;
                 Ok(by(&|unit| paths.iter().any(|path| below(path, unit))))
             }
@@ -76,7 +79,9 @@ fn known_or(
 ) -> Result<(), Error> {
     match asked.iter().find(|name| !is_known(name)) {
         None => Ok(()),
-        Some(name) => Err(Error::UnknownUnits { what, name: name.clone(), known: known.join(", ") }),
+        Some(name) => {
+            Err(Error::UnknownUnits { what, name: name.clone(), known: known.join(", ") })
+        }
     }
 }
 
@@ -158,7 +163,10 @@ mod tests {
     #[test]
     fn policies_are_read_as_they_are_written() {
         for text in ["all", "none", "types=A,B", "paths=blocks.0", "min_params=100"] {
-            assert_eq!(text.parse::<UnitPolicy>().map(|policy| policy.to_string()), Ok(text.into()));
+            assert_eq!(
+                text.parse::<UnitPolicy>().map(|policy| policy.to_string()),
+                Ok(text.into())
+            );
         }
         for text in ["", "some", "min_params=-1", "type=A"] {
             assert!(text.parse::<UnitPolicy>().expect_err("no policy").contains(text));

@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use pyroclast_strategies::{
-    DataParallel, ProcessGroup, ReduceOp, StateEntry,
-};
+use pyroclast_strategies::{DataParallel, ProcessGroup, ReduceOp, StateEntry};
 
 use super::agreement::agree_on_settings;
 use super::initialise::{Randomness, Started, agree, check_identity, restore, start};
@@ -21,6 +19,7 @@ use crate::checkpoint::{self, Manifest};
 use crate::data::loader::{self, Place};
 use crate::data::{DataModule, Loader, MicroBatches};
 use crate::error::Error;
+use crate::memory::{self, MemorySample, StepMemory};
 use crate::metrics::{Metrics, MetricsFile, Split, peak_rss_bytes};
 use crate::output::RunFolder;
 use crate::plan::Plan;
@@ -161,13 +160,21 @@ impl<T: TrainModule> Rank<'_, T> {
                 clip: self.shared.plan.clip,
                 lr,
             };
+            let records = self.records_memory();
+            if records {
+                strategy.memory().record();
+            }
             let (updated, report) = optimizer_step(&step, model, strategy)?;
             model = updated;
+            if records {
+                self.write_memory(strategy)?;
+            }
             if !report.verdict.is_finite() {
                 return Err(self.give_up(&model, strategy, &report)?);
             }
             let mut action = Action::Continue;
-            let row = self.advance(&report, lr, started);
+            let mut row = self.advance(&report, lr, started);
+            row.memory = Some(memory::gather(strategy.memory(), &self.group)?);
             self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
             last_train = Some(row);
             if let Some(loader) = validation.filter(|_| self.validation_is_due()) {
@@ -185,6 +192,21 @@ impl<T: TrainModule> Rank<'_, T> {
         self.finish(&model, strategy, reason)?;
         let model = strategy.whole(model)?;
         Ok(Fitted { model, steps: self.progress.step, reason, last_train, last_validation })
+    }
+
+    /// Whether the next step is the one whose memory the report draws: the run's second, which does what
+    /// all others do, or the last before the run ends.
+    fn records_memory(&self) -> bool {
+        let second = (self.progress.first_step + 2).min(self.progress.last_step);
+        self.output.is_some() && self.progress.step + 1 == second
+    }
+
+    /// Writes what this rank held during the step that has just been taken.
+    fn write_memory(&self, strategy: &DataParallel) -> Result<(), Error> {
+        let Some(folder) = &self.shared.folder else { return Ok(()) };
+        let samples = strategy.memory().recorded().into_iter().map(MemorySample::from).collect();
+        let step = self.progress.step + 1;
+        memory::write(folder, &StepMemory { step, rank: self.context.rank, samples })
     }
 
     fn place(&self) -> Place {
@@ -264,6 +286,7 @@ impl<T: TrainModule> Rank<'_, T> {
             step_ms: None,
             peak_rss_bytes: peak_rss_bytes(),
             peak_device_bytes: progress.peak_device_bytes,
+            memory: None,
             named: totals.metrics().map(|(name, value)| (own_name(name), finite(value))).collect(),
         }
     }

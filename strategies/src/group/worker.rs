@@ -28,6 +28,7 @@ pub(super) type Job = Box<dyn FnOnce(&mut Counted) + Send>;
 pub(super) struct CommThread {
     pub(super) abort: AbortSignal,
     pub(super) traffic: Arc<Counters>,
+    pub(super) pool: Pool,
     /// `None` once the thread is to end.
     jobs: Option<Sender<Job>>,
     handle: Option<JoinHandle<()>>,
@@ -35,7 +36,7 @@ pub(super) struct CommThread {
 
 impl CommThread {
     pub(super) fn start(transport: Box<dyn Transport>) -> Self {
-        let abort = transport.abort_signal().clone();
+        let (abort, pool) = (transport.abort_signal().clone(), transport.pool().clone());
         let traffic = Arc::new(Counters::default());
         let name = format!("comm-{}", transport.rank());
         let mut counted = Counted { inner: transport, counters: Arc::clone(&traffic) };
@@ -44,7 +45,7 @@ impl CommThread {
             .name(name)
             .spawn(move || queue.into_iter().for_each(|job| job(&mut counted)))
             .expect("the operating system should start a communication thread");
-        Self { abort, traffic, jobs: Some(jobs), handle: Some(handle) }
+        Self { abort, traffic, pool, jobs: Some(jobs), handle: Some(handle) }
     }
 
     pub(super) fn launch(&self, job: Job) {

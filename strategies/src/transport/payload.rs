@@ -77,6 +77,13 @@ impl Pool {
         payload
     }
 
+    /// Bytes of the buffers that wait to be used again.
+    #[must_use]
+    pub fn idle_bytes(&self) -> usize {
+        let buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers.iter().map(|words| words.capacity() * size_of::<u64>()).sum()
+    }
+
     /// Takes a buffer back.
     pub fn put(&self, payload: Payload) {
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,6 +126,7 @@ mod tests {
         many.into_iter().for_each(|payload| pool.put(payload));
         let large = pool.take(Dtype::U8, MAX_BUFFER_BYTES + 8);
         pool.put(large);
+        assert_eq!(pool.idle_bytes(), 8 * (MAX_BUFFERS - 1));
         let kept = pool.0.lock().expect("nobody panicked");
         assert_eq!(kept.len(), MAX_BUFFERS - 1);
         assert!(kept.iter().all(|words| words.len() == 1));

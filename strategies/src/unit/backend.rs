@@ -100,7 +100,12 @@ impl Tape {
         position: usize,
     ) -> Tensor<D> {
         let (token, output) = (token.clone(), output.into_dispatch());
-        Tensor::from_dispatch(<Dispatch as UnitBackend>::exit(token, output, self.clone(), position))
+        Tensor::from_dispatch(<Dispatch as UnitBackend>::exit(
+            token,
+            output,
+            self.clone(),
+            position,
+        ))
     }
 }
 

@@ -59,7 +59,11 @@ fn a_rank_holds_what_the_formulas_of_zero_say() {
                 };
                 assert!(whole <= whole_steady + ahead as u64, "{name}, world {world}: {whole}");
                 let grads = peak.by_category.of(Category::Gradients);
-                let two = if stage >= Stage::Gradients { 4 * (root + largest).max(2 * largest) } else { 0 };
+                let two = if stage >= Stage::Gradients {
+                    4 * (root + largest).max(2 * largest)
+                } else {
+                    0
+                };
                 assert!(grads <= live.of(Category::Gradients) + two as u64, "{name}: {grads}");
                 assert_eq!(live.of(Category::Activations), 0);
                 assert!(peak.by_category.of(Category::Activations) > 0);
@@ -156,7 +160,8 @@ fn lazy(rank: usize, drawn: &Drawn, device: &burn::tensor::Device) -> Lazy {
         };
         Param::uninitialized(ParamId::new(), draw, device.clone(), true, [len].into())
     };
-    let block = |weight, bias| Unit::new(LazyBlock { weight: param(weight, 300), bias: param(bias, 3) });
+    let block =
+        |weight, bias| Unit::new(LazyBlock { weight: param(weight, 300), bias: param(bias, 3) });
     Lazy {
         first: param("first", 10),
         units: vec![block("w0", "b0"), block("w1", "b1")],

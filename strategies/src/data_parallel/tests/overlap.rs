@@ -72,11 +72,7 @@ fn only_the_first_gather_and_the_last_reduction_are_exposed() {
         let exposed = exposed(&events(&setup));
         match name {
             "ddp" | "zero1" | "zero2" => assert_eq!(exposed, [Event::ReduceWait(ROOT)], "{name}"),
-            _ => assert_eq!(
-                exposed,
-                [Event::GatherWait(ROOT), Event::ReduceWait(ROOT)],
-                "{name}"
-            ),
+            _ => assert_eq!(exposed, [Event::GatherWait(ROOT), Event::ReduceWait(ROOT)], "{name}"),
         }
     }
 }

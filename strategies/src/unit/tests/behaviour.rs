@@ -7,8 +7,8 @@ use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::unit::recompute::mark_for_test;
 use crate::testing::{Block, Net, all_of, bits, device, linear, numbered, sgd, single, step, ways};
+use crate::unit::recompute::mark_for_test;
 use crate::{DataParallel, Error, Setup, Unit, UnitPolicy};
 
 /// Tests that draw from the process's generator take turns.

@@ -43,7 +43,8 @@ impl Mixed {
         let tokens = Tensor::<1, Int>::from_data([0, 3, 3, 1], device).unsqueeze::<2>();
         let mask = Tensor::<2, Bool>::from_data([[true, false, true, false]], device);
         // Only an integer goes in.
-        let x: Tensor<3> = self.embed.forward(tokens.clone(), |embed, tokens| embed.forward(tokens));
+        let x: Tensor<3> =
+            self.embed.forward(tokens.clone(), |embed, tokens| embed.forward(tokens));
         // Floats, integers and booleans in; a tuple with a vector, an option and an integer out.
         let (parts, other, count) = self.mix.forward(
             (x.clone(), x.clone().mul_scalar(2.0), tokens, mask),
