@@ -22,6 +22,12 @@ fn gpu(test: &str) -> Option<&'static str> {
     None
 }
 
+/// As [`gpu`], opened.
+pub(crate) fn device(test: &str) -> Option<burn::tensor::Device> {
+    let device = gpu(test).map(|_| Accelerator::Wgpu.device());
+    device.map(|device| device.expect("a device that was there a moment ago"))
+}
+
 fn losses(accelerator: &str, devices: usize, optimizer: &str) -> Vec<f64> {
     let config = TrainerConfig {
         accelerator: accelerator.to_owned(),

@@ -6,6 +6,9 @@ mod torch;
 /// Worlds of 1 to 4 ranks train the same model, and a run repeats itself bit by bit.
 mod worlds;
 
+/// Every way to share the work trains the same model.
+mod parity;
+
 /// A run can be stopped, continued, and is continued exactly.
 mod resume;
 

@@ -158,9 +158,29 @@ fn has_numbers<const D: usize>(param: &Param<Tensor<D>>) -> bool {
     param.is_initialized() && (param.is_require_grad() || !param.is_autodiff())
 }
 
-/// Replaces the parameters of a unit by weights that are not kept between forward and backward.
-pub(super) fn unshard_params<M: Module>(module: M, run: &Run, unit: usize, source: &Source) -> M {
-    module.map(&mut UnshardParams { run, unit, source, done: vec![] })
+/// Replaces the parameters of a unit by weights that are not kept between forward and backward. Those
+/// that the unit shares with others become leaves, whose gradients are to be taken out of its graph.
+pub(super) fn unshard_params<M: Module>(
+    module: M,
+    run: &Run,
+    unit: usize,
+    source: &Source,
+) -> (M, SharedLeaves) {
+    let mut map = UnshardParams { run, unit, source, done: vec![], shared: SharedLeaves(vec![]) };
+    let module = module.map(&mut map);
+    (module, map.shared)
+}
+
+type TakeParamGrad = Box<dyn FnOnce(&mut Gradients) -> Option<ParamGrad> + Send>;
+
+/// Leaves of parameters that are not the unit's own.
+pub(super) struct SharedLeaves(Vec<TakeParamGrad>);
+
+impl SharedLeaves {
+    /// Their gradients.
+    pub(super) fn take(self, grads: &mut Gradients) -> Vec<ParamGrad> {
+        self.0.into_iter().filter_map(|take| take(grads)).collect()
+    }
 }
 
 struct UnshardParams<'a> {
@@ -169,6 +189,7 @@ struct UnshardParams<'a> {
     source: &'a Source,
     /// Tied parameters share one tensor.
     done: Vec<(ParamId, DispatchTensor)>,
+    shared: SharedLeaves,
 }
 
 impl ModuleMapper for UnshardParams<'_> {
@@ -176,7 +197,14 @@ impl ModuleMapper for UnshardParams<'_> {
         let id = param.id;
         let Some(place) = self.run.layout.locate(id).filter(|place| place.0 == self.unit) else {
             let mut lift = LiftParams { device: &self.run.device, lift: Lift::Tracked };
-            return lift.map_float(param);
+            let param = lift.map_float(param);
+            if param.is_initialized() && param.is_require_grad() {
+                let leaf = param.base();
+                self.shared.0.push(Box::new(move |grads| {
+                    leaf.grad_remove(grads).map(|grad| (id, grad.reshape([-1])))
+                }));
+            }
+            return param;
         };
         let tensor = match self.done.iter().find(|(known, _)| *known == id) {
             Some((_, tensor)) => Tensor::from_dispatch(tensor.clone()),

@@ -13,7 +13,7 @@ use burn::tensor::{Bool, DispatchTensor, Gradients, Int, Tensor};
 
 use super::backend::{OutputGrads, Tape, inject};
 use super::leaves::{
-    Joints, Lift, ParamGrad, leaf, lift_inputs, lift_params, take, unshard_params,
+    Joints, Lift, ParamGrad, SharedLeaves, leaf, lift_inputs, lift_params, take, unshard_params,
 };
 use super::unshard::Source;
 use super::values::{TensorMap, Values};
@@ -27,8 +27,8 @@ use crate::weights::FullUnit;
 enum Weights<M> {
     /// In the leaves of the pass, which the module holds.
     Leaves { module: M, full: Option<Arc<FullUnit>> },
-    /// Nowhere.
-    Freed(Source),
+    /// Nowhere, but for those that the unit shares with others.
+    Freed { source: Source, shared: SharedLeaves },
 }
 
 /// Runs `f`, and keeps what its backward pass needs, but for weights where `frees_weights`.
@@ -56,10 +56,10 @@ where
         Some(full) if frees_weights => {
             let source = Source::default();
             source.open(full);
-            let module = unshard_params(filled, &run, unit, &source);
+            let (module, shared) = unshard_params(filled, &run, unit, &source);
             let output = f(&module, leaves);
             source.close();
-            (output, Weights::Freed(source))
+            (output, Weights::Freed { source, shared })
         }
         full => {
             let module = lift_params(filled, &run.device, Lift::Tracked);
@@ -144,13 +144,15 @@ fn backward<M: Module>(
             drop((module, full, again));
             Ok((grads, param_grads))
         }
-        Weights::Freed(source) => {
+        Weights::Freed { source, shared } => {
             if let Some(again) = again {
                 source.open(again);
             }
-            let grads = nested(roots, grads);
+            let mut grads = nested(roots, grads);
             source.close();
-            Ok((grads, source.take_grads()))
+            let mut param_grads = source.take_grads();
+            param_grads.extend(grads.as_mut().map(|g| shared.take(g)).unwrap_or_default());
+            Ok((grads, param_grads))
         }
     }
 }
