@@ -108,6 +108,59 @@ fn processes_train_as_threads_do_and_continue_their_runs() {
 }
 
 #[test]
+fn sharded_processes_compute_what_one_does_with_everything() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let run = |name: &str, args: &[&str], world| {
+        let out = format!("--out={name}");
+        let outputs = ranks(here, &train(&[args, &[&*out]].concat()), world);
+        for output in &outputs {
+            assert!(output.status.success(), "{}", text(&output.stderr));
+        }
+        rows(&here.join(name))
+    };
+    for world in [2, 3] {
+        let ddp = run(&format!("ddp{world}"), &["--strategy=ddp"], world);
+        for (name, args) in [
+            ("zero2", &["--strategy=zero2"][..]),
+            ("zero3", &["--strategy=deepspeed_stage_3"]),
+            ("recomputed", &["--strategy=fsdp", "--activation-checkpointing=types=Block"]),
+            ("kept", &[r#"--strategy={"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}"#]),
+        ] {
+            assert_eq!(run(&format!("{name}{world}"), args, world), ddp, "{name}, {world} ranks");
+        }
+    }
+}
+
+#[test]
+fn the_memory_of_processes_follows_what_is_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    // Large enough to stand out: about 13 million parameters.
+    let large = ["--layers=4", "--width=512", "--batch-size=1", "--val-check-interval=0"];
+    let measured = |strategy: &str| -> (i64, i64) {
+        let (strategy, out) = (format!("--strategy={strategy}"), format!("--out={strategy}"));
+        let outputs = ranks(here, &train(&[&large[..], &[&*strategy, &*out]].concat()), 2);
+        assert!(outputs.iter().all(|o| o.status.success()), "{}", text(&outputs[0].stderr));
+        let run = out.strip_prefix("--out=").expect("a folder");
+        let metrics = fs::read_to_string(here.join(run).join("metrics.jsonl")).expect("metrics");
+        let last: Value =
+            metrics.lines().last().and_then(|l| serde_json::from_str(l).ok()).expect("a row");
+        let number = |value: &Value| value.as_i64().expect("bytes");
+        // Before saving, which gathers the model.
+        (number(&last["peak_rss_bytes"]), number(&last["memory"]["peak"]["total"][0]))
+    };
+    let (ddp, zero3) = (measured("ddp"), measured("zero3"));
+    let (saved, counted) = (ddp.0 - zero3.0, ddp.1 - zero3.1);
+    assert!(counted > 50 << 20, "sharding should save more than {counted} bytes");
+    // Allocators keep some of what is freed, and both runs need some memory that nobody counts.
+    assert!(
+        saved * 10 > counted * 6,
+        "{counted} bytes fewer are counted, but {saved} less is used"
+    );
+}
+
+#[test]
 fn a_job_of_one_process_is_a_run_of_one_rank() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = ranks(folder.path(), &train(&["--out=run"]), 1).remove(0);

@@ -68,6 +68,32 @@ fn a_run_may_continue_at_another_world() {
     assert!(difference.abs() < 1e-5, "{difference}");
 }
 
+#[test]
+fn a_run_may_continue_under_another_strategy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let task = GptTask::new(TINY);
+    let fit = |out: &str, strategy: &str, steps, resume: bool| {
+        let config = TrainerConfig {
+            strategy: strategy.into(),
+            devices: 2,
+            resume: resume.then(|| "auto".to_owned()),
+            ..config(&folder.path().join(out), steps)
+        };
+        Trainer::new(config).expect("a configuration").fit(&task, &data(3)).expect("a run")
+    };
+    let expected = bits(&fit("whole", "ddp", 6, false).model);
+    for (out, first, second) in [
+        ("a", "zero3", "zero3"),
+        ("b", "ddp", "fsdp"),
+        ("c", "fsdp", "zero1"),
+        ("d", "zero2", "ddp"),
+    ] {
+        fit(out, first, 3, false);
+        let continued = fit(out, second, 6, true);
+        assert_eq!(bits(&continued.model), expected, "{first}, then {second}");
+    }
+}
+
 struct StopAt(u64);
 
 impl Callback for StopAt {

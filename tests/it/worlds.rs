@@ -1,6 +1,6 @@
 use pyroclast::gpt::{GptTask, TextData};
 use pyroclast::strategies::parameters;
-use pyroclast::{Metrics, Trainer, TrainerConfig};
+use pyroclast::{FsdpStrategy, Metrics, ShardingStrategy, StrategyConfig, Trainer, TrainerConfig};
 use pyroclast_tests::{Recorder, TINY, assert_close, golden_text};
 
 struct Outcome {
@@ -87,32 +87,48 @@ fn ddp_on_one_rank_is_single_bit_by_bit() {
 }
 
 #[test]
-fn zero_is_ddp_bit_by_bit_and_with_several_micro_batches_within_rounding() {
+fn sharding_is_ddp_bit_by_bit_and_with_several_micro_batches_within_rounding() {
+    let kept = FsdpStrategy {
+        sharding_strategy: ShardingStrategy::ShardGradOp,
+        ..FsdpStrategy::default()
+    };
+    let sharded: [(StrategyConfig, &str); 5] = [
+        ("zero2".into(), "none"),
+        ("zero3".into(), "none"),
+        ("fsdp".into(), "all"),
+        (kept.into(), "none"),
+        ("zero1".into(), "types=Block"),
+    ];
     for (world, optimizer, clip, micro_batches) in [
         (2, "sgd", None, 1),
-        (3, "adamw", Some(0.5), 1),
-        (2, "adamw", None, 3),
-        (3, "sgd", Some(0.5), 2),
+        (3, "adamw", Some(("norm", 0.5)), 1),
+        (2, "adamw", Some(("value", 1e-3)), 3),
+        (3, "sgd", Some(("norm", 0.5)), 2),
     ] {
-        let run = |strategy: &str| {
+        let run = |strategy: StrategyConfig, checkpointing: &str| {
+            let (algorithm, value) = clip.unzip();
             let config = TrainerConfig {
-                strategy: strategy.into(),
+                strategy,
+                activation_checkpointing: checkpointing.to_owned(),
                 accumulate_grad_batches: micro_batches,
-                gradient_clip_val: clip,
+                gradient_clip_val: value,
+                gradient_clip_algorithm: algorithm.unwrap_or("norm").to_owned(),
                 ..config(optimizer, world)
             };
             train(config, 2)
         };
-        let what = format!("{world} ranks, {optimizer}, {micro_batches} micro-batches");
-        let ddp = run("ddp");
-        assert_eq!(run("zero1").weights, ddp.weights, "zero1, {what}");
-        let zero2 = run("zero2");
-        if micro_batches == 1 {
-            assert_eq!(zero2.weights, ddp.weights, "zero2, {what}");
-        }
-        for (zero2, ddp) in zero2.rows.iter().zip(&ddp.rows) {
-            let loss = |row: &Metrics| row.loss.expect("a loss");
-            assert_close(loss(zero2), loss(ddp), 1e-5, &what);
+        let ddp = run("ddp".into(), "none");
+        assert_eq!(run("zero1".into(), "none").weights, ddp.weights);
+        for (strategy, checkpointing) in &sharded {
+            let what = format!("{strategy:?}, {world} ranks, {optimizer}, {micro_batches}");
+            let other = run(strategy.clone(), checkpointing);
+            if micro_batches == 1 || *strategy == "zero1".into() {
+                assert_eq!(other.weights, ddp.weights, "{what}");
+            }
+            for (other, ddp) in other.rows.iter().zip(&ddp.rows) {
+                let loss = |row: &Metrics| row.loss.expect("a loss");
+                assert_close(loss(other), loss(ddp), 1e-5, &what);
+            }
         }
     }
 }
@@ -121,24 +137,27 @@ fn zero_is_ddp_bit_by_bit_and_with_several_micro_batches_within_rounding() {
 fn a_last_step_with_too_few_samples_averages_those_there_are() {
     // 31 windows: the third step of 3 ranks x 4 has 7 samples, so rank 1 gets 3 and rank 2 none.
     let text = &golden_text()[..31 * TINY.context + 1];
-    let run = |devices: usize, batch_size: usize| {
+    let run = |devices: usize, batch_size: usize, strategy: &str| {
         let data = TextData::new(text, TINY.context, 0.0)
             .expect("enough text")
             .with_batch_size(batch_size);
         let rows = Recorder::default();
         let config =
             TrainerConfig { max_steps: None, max_epochs: Some(1), ..config("sgd", devices) };
+        let config = TrainerConfig { strategy: strategy.into(), ..config };
         let trainer = Trainer::new(config).expect("a valid configuration");
         trainer.with_callback(rows.clone()).fit(&GptTask::new(TINY), &data).expect("a run");
         rows.rows()
     };
-    let (one, three) = (run(1, 12), run(3, 4));
+    let one = run(1, 12, "auto");
     assert_eq!(one.len(), 3);
     assert_eq!(one[2].tokens, 31 * TINY.context as u64);
-    for (one, three) in one.iter().zip(&three) {
-        assert_eq!((one.step, one.epoch, one.tokens), (three.step, three.epoch, three.tokens));
-        assert_close(three.loss.expect("a loss"), one.loss.expect("a loss"), 1e-5, "loss");
-        let norm = one.grad_norm.expect("a norm");
-        assert_close(three.grad_norm.expect("a norm"), norm, 1e-4, "norm");
+    for strategy in ["ddp", "zero2", "zero3"] {
+        for (one, three) in one.iter().zip(&run(3, 4, strategy)) {
+            assert_eq!((one.step, one.epoch, one.tokens), (three.step, three.epoch, three.tokens));
+            assert_close(three.loss.expect("a loss"), one.loss.expect("a loss"), 1e-5, strategy);
+            let norm = one.grad_norm.expect("a norm");
+            assert_close(three.grad_norm.expect("a norm"), norm, 1e-4, strategy);
+        }
     }
 }
