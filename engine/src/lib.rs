@@ -20,6 +20,7 @@ pub mod error;
 pub mod gpt;
 pub mod memory;
 pub mod metrics;
+pub mod nn;
 pub mod output;
 pub mod plan;
 mod ranks;

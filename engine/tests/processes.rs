@@ -39,6 +39,8 @@ fn rank(folder: &Path, args: &[&str], port: &str, (rank, world): (usize, usize))
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world.to_string())
         .env("MASTER_PORT", port)
+        // The C library then gives large buffers back as soon as they are freed.
+        .env("MALLOC_MMAP_THRESHOLD_", "65536")
         .spawn()
         .expect("the command should start")
 }

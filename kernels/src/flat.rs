@@ -18,7 +18,7 @@ pub struct FlatTensor {
 #[derive(Debug)]
 enum Memory {
     /// The tensor's storage is the buffer, and views share it.
-    Shared(Tensor<1>),
+    Shared(Box<Tensor<1>>),
     Host(Vec<f32>),
 }
 
@@ -31,7 +31,7 @@ impl FlatTensor {
             true => {
                 let shape = [values.len()];
                 let data = TensorData::new(values, shape);
-                Memory::Shared(Tensor::from_data(data, (&device, DType::F32)))
+                Memory::Shared(Box::new(Tensor::from_data(data, (&device, DType::F32))))
             }
             false => Memory::Host(values),
         };
@@ -48,7 +48,7 @@ impl FlatTensor {
     pub fn view<const D: usize>(&self, range: Range<usize>, shape: Shape) -> Tensor<D> {
         match &self.memory {
             Memory::Shared(_) if range.is_empty() => Tensor::empty(shape, &self.device),
-            Memory::Shared(tensor) => tensor.clone().slice([range]).reshape(shape),
+            Memory::Shared(tensor) => Tensor::clone(tensor).slice([range]).reshape(shape),
             Memory::Host(values) => interop::tensor(&values[range], shape, &self.device),
         }
     }
@@ -62,7 +62,7 @@ impl FlatTensor {
     pub fn copy<const D: usize>(&self, range: Range<usize>, shape: Shape) -> Tensor<D> {
         match &self.memory {
             Memory::Shared(tensor) => {
-                let data = tensor.clone().slice([range]).into_data();
+                let data = Tensor::clone(tensor).slice([range]).into_data();
                 Tensor::<1>::from_data(data, (&self.device, DType::F32)).reshape(shape)
             }
             Memory::Host(values) => interop::tensor(&values[range], shape, &self.device),

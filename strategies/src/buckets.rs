@@ -6,12 +6,12 @@
 //!   as soon as it is final, while the backward pass goes on with the units before it; last unit first
 //!   and the root unit at the end, whatever the order in which they become final.
 //! * Where gradients are sharded, a unit is reduced in every micro-batch when its last backward pass
-//!   has run. Its buffer is freed one unit later, so two exist at a time.
+//!   has run. Its buffer is freed before the next unit's is filled.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
-use burn::tensor::Gradients;
+use burn::tensor::{Gradients, Tensor};
 use pyroclast_kernels::{gradient, interop};
 
 use crate::error::Error;
@@ -171,9 +171,9 @@ impl GradientBuckets {
     /// A unit's backward pass has run and produced `grads`.
     pub(crate) fn unit_finished(&self, unit: usize, grads: Vec<ParamGrad>) {
         let state = &mut *self.lock();
-        if self.stage.shards_gradients() && state.buckets[unit].is_launched {
-            // It ran once more within another unit's second forward pass.
-            self.shelve(state, None);
+        if self.stage.shards_gradients() {
+            // The unit before has had this one's whole backward pass for its reduction.
+            self.shelve(state);
         }
         self.add(state, grads, unit);
         let bucket = &mut state.buckets[unit];
@@ -182,7 +182,6 @@ impl GradientBuckets {
         if self.stage.shards_gradients() {
             if bucket.is_final {
                 self.launch(state, unit);
-                self.shelve(state, Some(unit));
             }
         } else if state.micro_batch == MicroBatch::Last {
             self.launch_final(state);
@@ -206,6 +205,9 @@ impl GradientBuckets {
         mut grads: Gradients,
     ) -> Result<(), Error> {
         let state = &mut *self.lock();
+        if self.stage.shards_gradients() {
+            self.shelve(state);
+        }
         if state.error.is_none() {
             self.add(state, take(model, &mut grads), ROOT);
         }
@@ -219,7 +221,7 @@ impl GradientBuckets {
                 self.launch(state, unit);
             }
         }
-        self.shelve(state, None);
+        self.shelve(state);
         state.error.take().map_or(Ok(()), Err)
     }
 
@@ -285,6 +287,8 @@ impl GradientBuckets {
             .into_iter()
             .filter_map(|(id, grad)| Some((self.layout.locate(id)?, grad)))
             .unzip();
+        let bytes = tensors.iter().map(|grad: &Tensor<1>| grad.shape().num_elements() * 4).sum();
+        let _held = self.ledger.hold(Category::Gradients, bytes);
         let counts = state.counts;
         let mut late = None;
         let read = interop::read_all(tensors, |position, values| {
@@ -360,12 +364,12 @@ impl GradientBuckets {
         });
     }
 
-    /// Waits for the reductions that are under way, but for that of `except`, and keeps the own shard
-    /// of each. What goes wrong is noted.
-    fn shelve(&self, state: &mut State, except: Option<usize>) {
+    /// Waits for the reductions that are under way, and keeps the own shard of each. What goes wrong is
+    /// noted.
+    fn shelve(&self, state: &mut State) {
         for (unit, (bucket, layout)) in state.buckets.iter_mut().zip(&self.layout.units).enumerate()
         {
-            if Some(unit) == except || !matches!(bucket.storage, Storage::InFlight(_)) {
+            if !matches!(bucket.storage, Storage::InFlight(_)) {
                 continue;
             }
             let Storage::InFlight(pending) = std::mem::replace(&mut bucket.storage, Storage::Lost)

@@ -107,7 +107,7 @@ impl DataParallel {
                     (&ledger, &events),
                     (&device, stored),
                 );
-                (vec![], RunWeights::Sharded(gathers), vec![])
+                (vec![], RunWeights::Sharded(Box::new(gathers)), vec![])
             }
             false => {
                 let bytes = |values: &Vec<f32>| size_of_val(&values[..]);

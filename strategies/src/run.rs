@@ -37,7 +37,7 @@ pub(crate) enum RunWeights {
     /// In the model.
     InModel,
     /// In shards.
-    Sharded(Gathers),
+    Sharded(Box<Gathers>),
 }
 
 /// A forward pass that has begun.

@@ -11,6 +11,9 @@ use super::backend::unshard;
 use crate::layout::{ParamSlot, shape_of};
 use crate::weights::FullUnit;
 
+/// Bytes from which on a weight is a view of its unit's.
+const LARGE: usize = 1 << 20;
+
 /// Where the weights of one pass of a unit come from, while there are any, and where their gradients
 /// go.
 #[derive(Clone, Debug, Default)]
@@ -44,9 +47,14 @@ impl Source {
         Weight {
             source: self.clone(),
             id,
-            // In memory of its own: what autodiff keeps a part of would keep the whole unit's.
             make: Arc::new(move |full| {
-                full.flat.copy::<D>(range.clone(), shape.clone()).into_dispatch()
+                let (range, shape) = (range.clone(), shape.clone());
+                // Autodiff keeps small weights, a norm's for one, in ways that a unit cannot see. What it
+                // keeps of a view would keep the whole unit's weights; the large ones are not worth a copy.
+                match range.len() * size_of::<f32>() < LARGE {
+                    true => full.flat.copy::<D>(range, shape).into_dispatch(),
+                    false => full.flat.view::<D>(range, shape).into_dispatch(),
+                }
             }),
             flatten: |grad| Tensor::<D>::from_dispatch(grad).reshape([-1]),
         }

@@ -24,12 +24,11 @@ fn exposed(events: &[Event]) -> Vec<Event> {
         };
         match *event {
             Event::Gather(unit) => transfer((true, unit), now),
-            Event::Reduce(ROOT) => {
-                // The part before the first unit has run backward.
-                now += 1;
-                transfer((false, ROOT), now);
+            Event::Reduce(unit) => {
+                transfer((false, unit), now);
+                // After the first unit, the part before it runs backward.
+                now += u32::from(unit == 1);
             }
-            Event::Reduce(unit) => transfer((false, unit), now),
             Event::Forward(_) => now += 1,
             Event::Backward(_) => now += 2,
             Event::GatherWait(unit) | Event::ReduceWait(unit) => {
