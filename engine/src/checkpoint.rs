@@ -279,7 +279,12 @@ pub(crate) fn read_values(path: &Path) -> Result<Values, Error> {
     Ok(values)
 }
 
-fn checksum(path: &Path) -> Result<String, Error> {
+/// The SHA-256 of a file, in hexadecimal.
+///
+/// # Errors
+///
+/// [`Error::Io`].
+pub fn checksum(path: &Path) -> Result<String, Error> {
     let mut file = File::open(path).map_err(Error::io("opening", path))?;
     let mut hasher = Sha256::new();
     io::copy(&mut file, &mut hasher).map_err(Error::io("reading", path))?;

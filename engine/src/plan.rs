@@ -118,6 +118,16 @@ impl Plan {
         self.process.as_ref().map_or(rank, |process| process.local_rank)
     }
 
+    /// How ranks share the work, in a few words.
+    #[must_use]
+    pub fn describe_strategy(&self) -> String {
+        let strategy = self.strategy.describe();
+        match &self.activation_checkpointing {
+            UnitPolicy::None => strategy,
+            units => format!("{strategy}, activation checkpointing of {units}"),
+        }
+    }
+
     /// The device of this process's ranks.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::metrics::{self, Metrics, Split};
 use crate::output::RunFolder;
+use crate::strategy::StrategyConfig;
 use page::{Chart, Report, Scale, Series, Style, smooth};
 
 /// Texts that the report shows, one file each, in name order.
@@ -27,7 +28,8 @@ pub fn write(folder: &RunFolder, config: &Value) -> Result<(), Error> {
         title: title(folder, config),
         facts: facts(&rows, config),
         charts: charts(&rows),
-        step_memory: crate::memory::read(folder)?,
+        // A report without it is better than none.
+        step_memory: crate::memory::read(folder).unwrap_or_default(),
         memory_by_rank: last(&rows).and_then(|row| row.memory.clone()),
         samples: samples(folder)?,
         config: format!("{config:#}"),
@@ -63,11 +65,17 @@ fn facts(rows: &[Metrics], config: &Value) -> Vec<(String, String)> {
         Value::Null => None,
         other => Some(other.to_string()),
     };
+    let strategy = serde_json::from_value::<StrategyConfig>(config["strategy"].clone()).ok();
+    let strategy = strategy.map(|strategy| match strategy {
+        StrategyConfig::Name(name) => name,
+        StrategyConfig::Settings(strategy) => strategy.describe(),
+    });
     let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / f64::powi(2.0, 30));
     let last = last(rows);
     let facts = [
         ("Model", text("model")),
-        ("Strategy", text("strategy").zip(text("world")).map(|(s, w)| format!("{s}, world {w}"))),
+        ("Strategy", strategy.zip(text("world")).map(|(s, w)| format!("{s}, world {w}"))),
+        ("Activation checkpointing", text("activation_checkpointing").filter(|a| a != "none")),
         ("Accelerator", text("accelerator")),
         ("Precision", text("precision")),
         ("Optimizer", text("optimizer").zip(text("lr")).map(|(o, lr)| format!("{o}, lr {lr}"))),

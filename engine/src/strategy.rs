@@ -3,13 +3,14 @@
 use std::fmt;
 
 use pyroclast_strategies::{
-    AfterForward, BackwardPrefetch, Gathering, ParamGroup, Setup, Stage, UnitPolicy, Unused,
+    self as strategies, AfterForward, BackwardPrefetch, Gathering, ParamGroup, PolicyPurpose,
+    Setup, Stage, UnitPolicy, Unused,
 };
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::Mistake;
+use crate::error::{Error, Mistake};
 use crate::plan::Plan;
 
 /// What the user wrote: a name, or a strategy with its settings.
@@ -324,6 +325,36 @@ impl Strategy {
             Self::Ddp(_) => "ddp",
             Self::Fsdp(_) => "fsdp",
             Self::Zero(_) => "zero",
+        }
+    }
+
+    /// An error of the strategy as one of the setting that is to be changed, if it is one.
+    pub(crate) fn named_in_settings(&self, error: strategies::Error) -> Error {
+        match &error {
+            strategies::Error::UnknownUnits { purpose: PolicyPurpose::Wrap, .. } => {
+                let setting = format!("strategy.{}.auto_wrap_policy", self.key());
+                Error::setting(&setting, error.to_string())
+            }
+            strategies::Error::UnknownUnits { .. } => {
+                Error::setting("activation_checkpointing", error.to_string())
+            }
+            _ => error.into(),
+        }
+    }
+
+    /// The strategy in a few words.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Fsdp(fsdp) => {
+                let sharding = match fsdp.sharding_strategy {
+                    ShardingStrategy::FullShard => "FULL_SHARD",
+                    ShardingStrategy::ShardGradOp => "SHARD_GRAD_OP",
+                    ShardingStrategy::NoShard => "NO_SHARD",
+                    ShardingStrategy::HybridShard => "HYBRID_SHARD",
+                };
+                format!("fsdp {sharding}")
+            }
+            _ => self.name().to_owned(),
         }
     }
 

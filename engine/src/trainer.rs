@@ -37,7 +37,8 @@ pub struct Trainer {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Fitted<M> {
-    /// Rank 0's model, which all ranks hold.
+    /// Rank 0's model, whole. Where each rank is a process and parameters are sharded, the other processes'
+    /// is without its numbers.
     pub model: M,
     /// Optimizer steps taken, those of earlier runs included.
     pub steps: u64,

@@ -2,11 +2,13 @@
 //!
 //! There is one bucket per unit. Every rank must launch the same reductions in the same order:
 //!
-//! * Where every rank holds all gradients, buckets are reduced in the last micro-batch of a step, each
-//!   as soon as it is final, while the backward pass goes on with the units before it; last unit first
-//!   and the root unit at the end, whatever the order in which they become final.
-//! * Where gradients are sharded, a unit is reduced in every micro-batch when its last backward pass
-//!   has run. Its buffer is freed before the next unit's is filled.
+//! * Where every rank holds all weights, each bucket is reduced as soon as it is final, while the backward
+//!   pass goes on with the units before it; last unit first and the root unit at the end, whatever the
+//!   order in which they become final. Ranks may run different units.
+//! * Where weights are gathered, too, in the order in which units end: the same on every rank.
+//!
+//! Where every rank holds all gradients, that happens in the last micro-batch of a step. Where they are
+//! sharded, in every one. Its buffer is freed before the next unit's is filled.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -158,6 +160,9 @@ impl GradientBuckets {
         let state = &mut *self.lock();
         (state.micro_batch, state.counts) = (micro_batch, counts);
         state.micro_batches += 1;
+        if self.stage.shards_gradients() {
+            state.unlaunched = state.buckets.len();
+        }
         for bucket in &mut state.buckets {
             (bucket.open, bucket.is_final, bucket.is_launched) = (0, false, false);
         }
@@ -179,12 +184,12 @@ impl GradientBuckets {
         let bucket = &mut state.buckets[unit];
         bucket.open = bucket.open.saturating_sub(1);
         bucket.is_final = bucket.open == 0;
-        if self.stage.shards_gradients() {
-            if bucket.is_final {
-                self.launch(state, unit);
-            }
-        } else if state.micro_batch == MicroBatch::Last {
-            self.launch_final(state);
+        match self.stage {
+            // Weights are gathered in between: what is launched when follows the order of execution.
+            Stage::Parameters if bucket.is_final => self.launch(state, unit),
+            Stage::Parameters => {}
+            Stage::Nothing | Stage::Optimizer if state.micro_batch != MicroBatch::Last => {}
+            Stage::Nothing | Stage::Optimizer | Stage::Gradients => self.launch_final(state),
         }
     }
 
@@ -221,6 +226,7 @@ impl GradientBuckets {
                 self.launch(state, unit);
             }
         }
+        state.unlaunched = 0;
         self.shelve(state);
         state.error.take().map_or(Ok(()), Err)
     }
@@ -323,8 +329,11 @@ impl GradientBuckets {
     /// the root unit, which is the first.
     fn launch_final(&self, state: &mut State) {
         while let Some(unit) = state.unlaunched.checked_sub(1) {
-            // Tied weights may add to the root until the very end.
-            if !state.buckets[unit].is_final || unit == ROOT {
+            // Tied weights may add to the root until the very end, and a unit may run once more within
+            // the second forward pass of one around it.
+            let around = &self.layout.units[unit].around;
+            let is_closed = around.iter().all(|outer| state.buckets[*outer].open == 0);
+            if !state.buckets[unit].is_final || !is_closed || unit == ROOT {
                 return;
             }
             self.launch(state, unit);

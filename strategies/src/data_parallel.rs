@@ -7,6 +7,7 @@ mod agree;
 mod persist;
 mod setup;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
@@ -25,9 +26,10 @@ use crate::initialise::{Initialised, Place, initialise};
 use crate::layout::{Layout, ROOT};
 use crate::memory::{Category, Held, Ledger};
 use crate::optimizer::{FlatOptimizer, Gradients1d, Update};
+use crate::policy::PolicyPurpose;
 use crate::run::{Run, RunWeights};
 use crate::stage::{AfterForward, Stage};
-use crate::unit::Installed;
+use crate::unit::{Installed, Seeds};
 use crate::weights::{fill, hollow_out};
 
 /// One rank's part in the training of one model: layout, weights, gradient buckets and optimizer.
@@ -89,7 +91,9 @@ impl DataParallel {
     ) -> Result<(M, Self), Error> {
         let layout = Arc::new(Layout::wrapped(&model, group.world(), &setup.wrap)?);
         let facts: Vec<_> = layout.declared().iter().map(|unit| unit.facts.clone()).collect();
-        let recompute = setup.activation_checkpointing.choose(&facts)?;
+        let recompute = setup
+            .activation_checkpointing
+            .choose(PolicyPurpose::ActivationCheckpointing, &facts)?;
         agree::on_layout(&layout, group)?;
         // One rank owns everything.
         let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
@@ -117,7 +121,19 @@ impl DataParallel {
             }
         };
         let (group, ledger) = (Arc::clone(group), ledger);
-        let run = Run { layout, group, device, ledger, events, mappers, buckets, weights };
+        let (is_training, seeds) = (AtomicBool::default(), Mutex::default());
+        let run = Run {
+            layout,
+            group,
+            device,
+            ledger,
+            events,
+            mappers,
+            buckets,
+            weights,
+            is_training,
+            seeds,
+        };
         let optimizer = FlatOptimizer::new(setup, &run, stage);
         let run = Arc::new(run);
         let this = Self {
@@ -139,7 +155,7 @@ impl DataParallel {
         for (declared, recomputes) in self.run.layout.declared().iter().zip(recompute) {
             let Some(unit) = declared.unit else {
                 // Stored with the unit around it, it still may recompute.
-                declared.cell.set_recomputes(declared.cell.recomputes() || *recomputes);
+                declared.cell.set_recomputes_for_run(*recomputes);
                 continue;
             };
             let frees_weights =
@@ -214,6 +230,13 @@ impl DataParallel {
         Ok(model)
     }
 
+    /// Makes what units draw that recompute their activations depend on `seed` from here on. Without it they
+    /// ask the device's generator for a seed each time.
+    pub fn seed(&self, seed: u64) {
+        let mut seeds = self.run.seeds.lock().unwrap_or_else(PoisonError::into_inner);
+        *seeds = Some(Seeds::new(seed));
+    }
+
     /// Starts a step.
     pub fn begin_step(&self) {
         self.run.ledger.begin_step();
@@ -232,6 +255,7 @@ impl DataParallel {
         counts: Counts,
     ) -> Result<M, Error> {
         self.run.buckets.begin_micro_batch(micro_batch, counts);
+        self.run.is_training.store(true, Ordering::Relaxed);
         self.begin_pass(model)
     }
 
@@ -242,6 +266,7 @@ impl DataParallel {
     /// [`Error::LateGradient`], [`Error::Read`] if the device failed, or what ended a collective. The
     /// other ranks are told.
     pub fn collect<M: Module>(&self, model: M, grads: Gradients) -> Result<M, Error> {
+        self.run.is_training.store(false, Ordering::Relaxed);
         self.told(self.run.buckets.backward_finished(&model, grads))?;
         self.end_pass(model)
     }
@@ -347,6 +372,7 @@ impl Drop for DataParallel {
     /// Makes the model's units transparent again.
     fn drop(&mut self) {
         for declared in self.run.layout.declared() {
+            declared.cell.set_recomputes_for_run(false);
             declared.cell.uninstall(&self.run);
         }
     }

@@ -1,6 +1,7 @@
 //! What can go wrong between ranks and in a model's layout.
 
 use crate::description::Description;
+use crate::policy::PolicyPurpose;
 
 /// Errors of this crate.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -151,8 +152,10 @@ pub enum Error {
     )]
     NothingToTrain,
     /// A policy names units that the model does not have.
-    #[error("no unit has the {what} `{name}`; there are {known}")]
+    #[error("{purpose}: no unit has the {what} `{name}`; there are {known}")]
     UnknownUnits {
+        /// What the policy decides.
+        purpose: PolicyPurpose,
         /// What the policy chooses by.
         what: &'static str,
         /// What it names.

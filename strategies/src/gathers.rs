@@ -94,6 +94,8 @@ impl Gathers {
     pub(crate) fn begin_pass(&self) -> Result<Arc<FullUnit>, Error> {
         let root = {
             let state = &mut *self.lock();
+            // What a pass that was never ended has left is of other weights.
+            (state.pending, state.kept) = (BTreeMap::new(), HashMap::new());
             (state.ran, state.forward_len, state.diverged) = (vec![], None, false);
             let root = self.take_or_launch(state, ROOT);
             self.launch_expected(state, 0);
@@ -105,8 +107,9 @@ impl Gathers {
     /// Ends a pass: waits for gathers that came to no use, and lets go of everything.
     pub(crate) fn end_pass(&self) -> Result<(), Error> {
         let state = &mut *self.lock();
-        let forward_len = state.forward_len.unwrap_or(state.ran.len());
-        state.expected = state.ran[..forward_len].to_vec();
+        if let Some(forward_len) = state.forward_len {
+            state.expected = state.ran[..forward_len].to_vec();
+        }
         state.kept.clear();
         let pending = std::mem::take(&mut state.pending);
         pending.into_values().try_for_each(|in_flight| in_flight.weights.wait().map(drop))
@@ -123,9 +126,11 @@ impl Gathers {
             let state = &mut *self.lock();
             let call = state.ran.len();
             state.ran.push(unit);
-            state.diverged |= state.expected.get(call) != Some(&unit);
+            // A pass of inference may run through all units many times.
+            let place = if comes_back { call } else { call % state.expected.len().max(1) };
+            state.diverged |= state.expected.get(place) != Some(&unit);
             // What the backward pass will begin with is not worth freeing.
-            let is_last = !state.diverged && call + 1 == state.expected.len();
+            let is_last = !state.diverged && place + 1 == state.expected.len();
             let keeps =
                 comes_back && (is_last || self.settings.after_forward == AfterForward::Keep);
             if let Some((full, uses)) = state.kept.get_mut(&unit) {
@@ -133,7 +138,7 @@ impl Gathers {
                 return Ok((Arc::clone(full), call));
             }
             let in_flight = self.take_or_launch(state, unit);
-            self.launch_expected(state, call + 1);
+            self.launch_expected(state, place + 1);
             (call, keeps, in_flight)
         };
         let full = self.arrived(unit, in_flight)?;
@@ -225,7 +230,7 @@ impl Gathers {
         let ahead = if self.settings.limit_all_gathers { 1 } else { usize::MAX };
         let units: Vec<usize> = state.expected.iter().skip(next).take(ahead).copied().collect();
         // A unit that runs again at once is not gathered twice.
-        let current = next.checked_sub(1).and_then(|last| state.ran.get(last).copied());
+        let current = state.ran.last().copied();
         for unit in units.into_iter().filter(|unit| Some(*unit) != current) {
             self.launch_ahead(state, unit);
         }
@@ -233,7 +238,9 @@ impl Gathers {
 
     /// Gathers ahead for the backward pass of the unit that ran before this one.
     fn launch_before(&self, state: &mut State, call: usize) {
-        let before = call.checked_sub(1).map(|before| state.ran[before]);
+        // Within a second forward pass, what ran before is not what comes next.
+        let is_of_forward = state.forward_len.is_some_and(|len| call < len);
+        let before = call.checked_sub(1).filter(|_| is_of_forward).map(|before| state.ran[before]);
         if let Some(unit) = before.filter(|unit| *unit != state.ran[call]) {
             self.launch_ahead(state, unit);
         }

@@ -10,7 +10,7 @@ use burn::tensor::{Shape, Tensor};
 
 use crate::error::Error;
 use crate::parameters;
-use crate::policy::{UnitFacts, UnitPolicy};
+use crate::policy::{PolicyPurpose, UnitFacts, UnitPolicy};
 use crate::unit::{self, UnitCell};
 
 /// Elements to which the range of every parameter is aligned: 512 bytes of `f32`, the strictest
@@ -48,6 +48,8 @@ pub struct UnitLayout {
     pub params: Vec<ParamSlot>,
     /// Elements of the flat buffer, padding included: a multiple of world x [`ALIGNMENT`].
     pub len: usize,
+    /// Units around this one.
+    pub(crate) around: Vec<usize>,
 }
 
 /// The layout of a whole model. Unit [`ROOT`] comes first, then declared units in traversal order.
@@ -99,7 +101,7 @@ impl Layout {
             return Err(Error::NothingToTrain);
         }
         let facts: Vec<UnitFacts> = collect.cells.iter().map(|(_, facts)| facts.clone()).collect();
-        let chosen = wrap.choose(&facts)?;
+        let chosen = wrap.choose(PolicyPurpose::Wrap, &facts)?;
         let count = chosen.iter().filter(|chosen| **chosen).count();
         if count >= MAX_UNITS {
             return Err(Error::TooManyUnits { units: count + 1, limit: MAX_UNITS });
@@ -114,11 +116,17 @@ impl Layout {
                 Declared { cell, unit: chosen.then_some(next), facts }
             })
             .collect();
+        let declared_units: Vec<Option<usize>> = declared.iter().map(|unit| unit.unit).collect();
         // The innermost of the units around a parameter that is stored by itself.
         let unit_of = |around: &[usize]| {
             around.iter().rev().find_map(|cell| declared[*cell].unit).unwrap_or(ROOT)
         };
         let mut units = vec![UnitLayout::default(); count + 1];
+        for (declared, around) in declared.iter().zip(&collect.around) {
+            if let Some(unit) = declared.unit {
+                units[unit].around = around.iter().filter_map(|o| declared_units[*o]).collect();
+            }
+        }
         let mut index = HashMap::new();
         for Found { around, info, aliases, id } in collect.found {
             let places: Vec<usize> = around.iter().map(|around| unit_of(around)).collect();
@@ -193,20 +201,27 @@ struct Collect {
     found: Vec<Found>,
     position: HashMap<ParamId, usize>,
     cells: Vec<(Arc<UnitCell>, UnitFacts)>,
+    /// For each of `cells`, those around it.
+    around: Vec<Vec<usize>>,
 }
 
 impl Collect {
     /// Indices of the declared units that are being traversed, innermost last.
     fn around(&mut self) -> Vec<usize> {
-        unit::enclosing().into_iter().map(|cell| self.index_of(cell)).collect()
+        unit::enclosing().into_iter().fold(vec![], |mut around, cell| {
+            let index = self.index_of(cell, &around);
+            around.push(index);
+            around
+        })
     }
 
-    fn index_of(&mut self, cell: Arc<UnitCell>) -> usize {
+    fn index_of(&mut self, cell: Arc<UnitCell>, around: &[usize]) -> usize {
         if let Some(known) = self.cells.iter().position(|(known, _)| Arc::ptr_eq(known, &cell)) {
             return known;
         }
         let type_name = cell.type_name();
         self.cells.push((cell, UnitFacts { type_name, ..UnitFacts::default() }));
+        self.around.push(around.to_vec());
         self.cells.len() - 1
     }
 }

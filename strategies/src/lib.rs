@@ -49,6 +49,6 @@ pub use group::{GroupOptions, Mesh, Pending, ProcessGroup, Traffic};
 pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use memory::Ledger;
 pub use optimizer::{Optimizer, ParamGroup};
-pub use policy::UnitPolicy;
+pub use policy::{PolicyPurpose, UnitPolicy};
 pub use stage::{AfterForward, BackwardPrefetch, Gathering, Stage};
-pub use unit::{TensorMap, Unit, Values};
+pub use unit::{TensorMap, Unit, Values, any_recomputes};

@@ -1,5 +1,7 @@
 //! A module's float parameters and buffers by path: reading and replacing their numbers.
 
+use std::collections::{HashMap, HashSet};
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
 use burn::tensor::Tensor;
 use pyroclast_kernels::interop;
@@ -84,7 +86,8 @@ impl<F: Fn(ParamId) -> bool> ModuleVisitor for Shapes<F> {
     }
 }
 
-/// Replaces the numbers of every float parameter and buffer for which `find` has some. Identity,
+/// Replaces the numbers of every float parameter and buffer for which `find` has some. One that stands
+/// at several paths is asked for once, under the first. Identity,
 /// device and whether a gradient is required stay.
 ///
 /// # Errors
@@ -102,7 +105,10 @@ pub(crate) fn write_where<M: Module>(
     model: M,
     find: impl FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>,
 ) -> Result<M, Error> {
-    let mut replace = Replace { find, path: vec![], error: None };
+    let mut twice = Repeated::default();
+    model.visit(&mut twice);
+    let given = HashMap::new();
+    let mut replace = Replace { find, repeated: twice.repeated, given, path: vec![], error: None };
     let model = model.map(&mut replace);
     replace.error.map_or(Ok(model), Err)
 }
@@ -171,8 +177,26 @@ impl<F: Fn(ParamId) -> bool> ModuleVisitor for Collect<F> {
     }
 }
 
+/// Finds parameters that stand at several paths.
+#[derive(Default)]
+struct Repeated {
+    seen: HashSet<ParamId>,
+    repeated: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Repeated {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            self.repeated.insert(param.id);
+        }
+    }
+}
+
 struct Replace<F> {
     find: F,
+    repeated: HashSet<ParamId>,
+    /// Numbers of those that stand at several paths: they are asked for once, under the first.
+    given: HashMap<ParamId, Option<Vec<f32>>>,
     path: Vec<String>,
     error: Option<Error>,
 }
@@ -188,7 +212,17 @@ impl<F: FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>> ModuleMapper for Replace
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let info = info(&self.path, &param);
-        let Some(values) = (self.find)(param.id, &info) else { return param };
+        let values = match self.given.get(&param.id) {
+            Some(given) => given.clone(),
+            None => {
+                let values = (self.find)(param.id, &info);
+                if self.repeated.contains(&param.id) {
+                    self.given.insert(param.id, values.clone());
+                }
+                values
+            }
+        };
+        let Some(values) = values else { return param };
         let expected = info.shape.iter().product();
         if values.len() != expected {
             let found = values.len();
@@ -198,5 +232,26 @@ impl<F: FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>> ModuleMapper for Replace
         let tensor = interop::tensor(&values, param.lazy_shape(), &param.lazy_device())
             .set_require_grad(is_trainable(&param));
         replaced(param, tensor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{device, linear};
+
+    #[test]
+    fn a_parameter_at_two_paths_is_asked_for_once_and_written_at_both() {
+        let layer = linear(2, 3, &device());
+        let mut asked = vec![];
+        let written = write(vec![layer.clone(), layer], |info| {
+            asked.push(info.path.clone());
+            Some(vec![0.5; info.shape.iter().product()])
+        });
+        let written = written.expect("numbers that fit");
+        assert_eq!(asked, ["0.weight", "0.bias"]);
+        for layer in written {
+            assert_eq!(layer.weight.val().inner().sum().into_scalar::<f32>(), 3.0);
+        }
     }
 }

@@ -34,22 +34,39 @@ pub(crate) struct UnitFacts {
 }
 
 impl UnitPolicy {
-    /// Which of the units are chosen.
+    /// Which of the units are chosen for `purpose`.
     ///
     /// # Errors
     ///
     /// [`Error::UnknownUnits`] if a type or path is none of any unit.
-    pub(crate) fn choose(&self, units: &[UnitFacts]) -> Result<Vec<bool>, Error> {
+    pub(crate) fn choose(
+        &self,
+        purpose: PolicyPurpose,
+        units: &[UnitFacts],
+    ) -> Result<Vec<bool>, Error> {
+        let known_or =
+            |what, asked: &[String], known: &[String], is_known: &dyn Fn(&str) -> bool| match asked
+                .iter()
+                .find(|name| !is_known(name))
+            {
+                None => Ok(()),
+                Some(name) => {
+                    let (name, known) = (name.clone(), known.join(", "));
+                    Err(Error::UnknownUnits { purpose, what, name, known })
+                }
+            };
+
         let by = |chosen: &dyn Fn(&UnitFacts) -> bool| units.iter().map(chosen).collect();
         match self {
             Self::All => Ok(by(&|_| true)),
             Self::None => Ok(by(&|_| false)),
             Self::MinParams(least) => Ok(by(&|unit| unit.elements >= *least)),
             Self::Types(names) => {
-                let mut known: Vec<&str> = units.iter().map(|unit| unit.type_name).collect();
+                let mut known: Vec<String> =
+                    units.iter().map(|unit| unit.type_name.to_owned()).collect();
                 known.sort_unstable();
                 known.dedup();
-                known_or("type", names, &known, |name| known.contains(&name))?;
+                known_or("type", names, &known, &|name| known.iter().any(|known| known == name))?;
                 Ok(by(&|unit| names.iter().any(|name| name == unit.type_name)))
             }
             Self::Paths(paths) => {
@@ -59,29 +76,45 @@ impl UnitPolicy {
                     };
                     !unit.paths.is_empty() && unit.paths.iter().all(inside)
                 };
-                let known: Vec<&str> = units
-                    .iter()
-                    .filter_map(|unit| unit.paths.first())
-                    .map(String::as_str)
-                    .collect();
-                known_or("path", paths, &known, |path| units.iter().any(|unit| below(path, unit)))?;
+                let known: Vec<String> = units.iter().filter_map(UnitFacts::path).collect();
+                let is_known = |path: &str| units.iter().any(|unit| below(path, unit));
+                known_or("path", paths, &known, &is_known)?;
                 Ok(by(&|unit| paths.iter().any(|path| below(path, unit))))
             }
         }
     }
 }
 
-fn known_or(
-    what: &'static str,
-    asked: &[String],
-    known: &[&str],
-    is_known: impl Fn(&str) -> bool,
-) -> Result<(), Error> {
-    match asked.iter().find(|name| !is_known(name)) {
-        None => Ok(()),
-        Some(name) => {
-            Err(Error::UnknownUnits { what, name: name.clone(), known: known.join(", ") })
+impl UnitFacts {
+    /// The path below which all its parameters stand.
+    fn path(&self) -> Option<String> {
+        let segments = |path: &str| path.split('.').map(str::to_owned).collect::<Vec<_>>();
+        let mut common = segments(self.paths.first()?);
+        common.pop();
+        for path in &self.paths {
+            let path = segments(path);
+            let same = common.iter().zip(&path).take_while(|(a, b)| a == b).count();
+            common.truncate(same);
         }
+        Some(common.join("."))
+    }
+}
+
+/// What a policy decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyPurpose {
+    /// Which units are stored and communicated by themselves.
+    Wrap,
+    /// Which units recompute their activations.
+    ActivationCheckpointing,
+}
+
+impl fmt::Display for PolicyPurpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wrap => "the wrap policy",
+            Self::ActivationCheckpointing => "activation checkpointing",
+        })
     }
 }
 
@@ -103,12 +136,15 @@ impl FromStr for UnitPolicy {
 
     /// Reads `all`, `none`, `types=Block,Head`, `paths=blocks.0,head` or `min_params=100000`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let list = |names: &str| names.split(',').map(|name| name.trim().to_owned()).collect();
+        let list = |names: &str| -> Option<Vec<String>> {
+            let named = |name: &str| Some(name.trim().to_owned()).filter(|name| !name.is_empty());
+            names.split(',').map(named).collect()
+        };
         let policy = match text.split_once('=') {
             None if text == "all" => Some(Self::All),
             None if text == "none" => Some(Self::None),
-            Some(("types", names)) => Some(Self::Types(list(names))),
-            Some(("paths", paths)) => Some(Self::Paths(list(paths))),
+            Some(("types", names)) => list(names).map(Self::Types),
+            Some(("paths", paths)) => list(paths).map(Self::Paths),
             Some(("min_params", least)) => least.trim().parse().ok().map(Self::MinParams),
             _ => None,
         };
@@ -142,7 +178,8 @@ mod tests {
 
     #[test]
     fn units_are_chosen_by_type_size_and_path() {
-        let choose = |policy: UnitPolicy| policy.choose(&units()).expect("a known choice");
+        let wrap = PolicyPurpose::Wrap;
+        let choose = |policy: UnitPolicy| policy.choose(wrap, &units()).expect("a known choice");
         assert_eq!(choose(UnitPolicy::All), [true, true, true]);
         assert_eq!(choose(UnitPolicy::None), [false, false, false]);
         assert_eq!(choose(UnitPolicy::Types(vec!["Block".into()])), [true, false, true]);
@@ -153,11 +190,14 @@ mod tests {
 
     #[test]
     fn what_no_unit_is_called_is_refused_with_what_there_is() {
-        let unknown = UnitPolicy::Types(vec!["Blok".into()]).choose(&units());
+        let unknown = UnitPolicy::Types(vec!["Blok".into()]);
+        let unknown = unknown.choose(PolicyPurpose::Wrap, &units());
         let text = unknown.expect_err("no such type").to_string();
         assert!(text.contains("`Blok`") && text.contains("Block, Head"), "{text}");
-        let unknown = UnitPolicy::Paths(vec!["blocks.2".into()]).choose(&units());
-        assert!(unknown.expect_err("no such path").to_string().contains("blocks.1.weight"));
+        let unknown = UnitPolicy::Paths(vec!["blocks.2".into()]);
+        let unknown = unknown.choose(PolicyPurpose::Wrap, &units());
+        let text = unknown.expect_err("no such path").to_string();
+        assert!(text.contains("there are blocks.1, head, blocks.10"), "{text}");
     }
 
     #[test]
@@ -168,7 +208,7 @@ mod tests {
                 Ok(text.into())
             );
         }
-        for text in ["", "some", "min_params=-1", "type=A"] {
+        for text in ["", "some", "min_params=-1", "type=A", "types=", "types=A,", "paths="] {
             assert!(text.parse::<UnitPolicy>().expect_err("no policy").contains(text));
         }
     }

@@ -1,7 +1,8 @@
 //! One rank's training run, as the units of its model see it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, Tensor};
@@ -14,7 +15,7 @@ use crate::gathers::Gathers;
 use crate::group::ProcessGroup;
 use crate::layout::{Layout, shape_of};
 use crate::memory::Ledger;
-use crate::unit::ParamGrad;
+use crate::unit::{ParamGrad, Seeds};
 use crate::weights::{FullUnit, Mappers, hollow};
 
 /// What the units of a model report to.
@@ -29,6 +30,10 @@ pub(crate) struct Run {
     pub(crate) mappers: Mappers,
     pub(crate) buckets: GradientBuckets,
     pub(crate) weights: RunWeights,
+    /// Whether a micro-batch is under way.
+    pub(crate) is_training: AtomicBool,
+    /// Where units that recompute get their seeds, if whoever trains has said.
+    pub(crate) seeds: Mutex<Option<Seeds>>,
 }
 
 /// Where the weights of a unit are when it does not run.
@@ -64,6 +69,16 @@ impl Run {
             RunWeights::InModel => None,
             RunWeights::Sharded(gathers) => Some(gathers),
         }
+    }
+
+    /// Whether a micro-batch is under way, so that units train whatever their inputs are.
+    pub(crate) fn is_training(&self) -> bool {
+        self.is_training.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn next_seed(&self) -> Option<u64> {
+        let mut seeds = self.seeds.lock().unwrap_or_else(PoisonError::into_inner);
+        seeds.as_mut().map(Seeds::next)
     }
 
     /// Whether the model's units are hollow.
@@ -174,7 +189,8 @@ impl ModuleMapper for Unveil<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.run.layout.locate(param.id) {
             Some(place) if self.veiled.contains(&param.id) => {
-                hollow(param.id, self.run.layout.slot(place), &self.run.device)
+                // Burn may have moved it, or taken its autodiff.
+                hollow(param.id, self.run.layout.slot(place), &param.base().device())
             }
             _ => param,
         }

@@ -1,24 +1,33 @@
 //! `Unit`: the atom of sharding and communication, usually one transformer block.
 
 mod backend;
+mod draws;
 mod leaves;
+mod passes;
 mod recompute;
 mod tape;
 mod unshard;
 mod values;
 
+pub(crate) use draws::Seeds;
 pub(crate) use leaves::{ParamGrad, take};
 pub use values::{TensorMap, Values};
 
+use std::any::TypeId;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Param,
 };
 use burn::tensor::{Bool, Device, Int, Tensor};
 
+use self::draws::Draws;
+use self::leaves::Lift;
+use self::passes::Pass;
 use crate::error::Error;
 use crate::policy::short_type_name;
 use crate::run::{Purpose, Run};
@@ -60,8 +69,10 @@ pub(crate) struct UnitCell {
     type_name: &'static str,
     /// Whether it recomputes its activations whatever a run says.
     recomputes: AtomicBool,
-    /// Whether its function is known to capture no tracked tensor.
-    is_checked: AtomicBool,
+    /// Whether it does so for a run that stores it with the unit around it.
+    recomputes_for_run: AtomicBool,
+    /// Functions that are known to capture no tracked tensor.
+    checked: Mutex<HashSet<TypeId>>,
     installed: Mutex<Option<Installed>>,
 }
 
@@ -82,7 +93,8 @@ impl UnitCell {
         Self {
             type_name: short_type_name::<M>(),
             recomputes: AtomicBool::new(false),
-            is_checked: AtomicBool::new(false),
+            recomputes_for_run: AtomicBool::new(false),
+            checked: Mutex::default(),
             installed: Mutex::new(None),
         }
     }
@@ -91,13 +103,14 @@ impl UnitCell {
         self.type_name
     }
 
-    /// Makes the unit recompute its activations, or not.
-    pub(crate) fn set_recomputes(&self, recomputes: bool) {
-        self.recomputes.store(recomputes, Ordering::Relaxed);
+    /// Makes a unit that is stored with the one around it recompute its activations, or not.
+    pub(crate) fn set_recomputes_for_run(&self, recomputes: bool) {
+        self.recomputes_for_run.store(recomputes, Ordering::Relaxed);
     }
 
-    pub(crate) fn recomputes(&self) -> bool {
-        self.recomputes.load(Ordering::Relaxed)
+    fn recomputes(&self) -> bool {
+        let flags = [&self.recomputes, &self.recomputes_for_run];
+        flags.into_iter().any(|flag| flag.load(Ordering::Relaxed))
     }
 
     /// Makes the unit report to `installed`.
@@ -111,6 +124,8 @@ impl UnitCell {
             return Err(Error::UnitInUse);
         }
         *current = Some(installed);
+        // Looking for captures may gather weights, so all ranks must do it in the same run.
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(())
     }
 
@@ -138,7 +153,7 @@ impl<M: Module> Unit<M> {
     /// threads of one process they share that generator, and a block that draws must not be recomputed.
     #[must_use]
     pub fn with_activation_checkpointing(self) -> Self {
-        self.cell.set_recomputes(true);
+        self.cell.recomputes.store(true, Ordering::Relaxed);
         self
     }
 
@@ -160,50 +175,63 @@ impl<M: Module> Unit<M> {
     ///
     /// In training, with an [`Error`] as the payload: [`Error::CapturedTensor`] if `f` captures a tensor
     /// that requires a gradient, or what ended a collective.
-    pub fn forward<I: Values, O: Values>(
-        &self,
-        inputs: I,
-        f: impl Fn(&M, I) -> O + Send + 'static,
-    ) -> O
+    pub fn forward<I: Values, O: Values, F>(&self, inputs: I, f: F) -> O
     where
+        F: Fn(&M, I) -> O + Send + 'static,
         M: 'static,
     {
         let installed = self.cell.installed();
-        if !has_autodiff(&inputs) || recompute::in_first_run() {
-            return match &installed {
-                Some(installed) => self.infer(installed, inputs, f),
-                None => f(&self.module, inputs),
-            };
-        }
         let recomputes = self.cell.recomputes() || installed.as_ref().is_some_and(|i| i.recomputes);
-        match installed {
-            installed if recomputes => {
-                let unit = (self.cell.type_name, installed.as_ref());
-                recompute::forward(&self.module, unit, inputs, f)
+        // Inputs may be constants, such as tokens, while the parameters are trained.
+        let is_training =
+            installed.as_ref().is_some_and(|i| i.run.is_training()) || has_autodiff(&inputs);
+        match (passes::current(), installed) {
+            (Pass::Trial, Some(installed)) => self.infer(&installed, None, inputs, f),
+            (Pass::FirstRun, installed) if is_training => {
+                let untracked = |inputs| match &installed {
+                    Some(installed) => self.infer(installed, Some(Lift::Untracked), inputs, f),
+                    None => f(&self.module, inputs),
+                };
+                // The second run will draw as a unit that recomputes does.
+                match recomputes {
+                    true => {
+                        let device = recompute::device_of(&self.module, installed.as_ref());
+                        Draws::of(&self.cell, &device).run(|| untracked(inputs))
+                    }
+                    false => untracked(inputs),
+                }
             }
-            Some(installed) => tape::forward(&self.module, (&installed, &self.cell), inputs, f),
-            None => f(&self.module, inputs),
+            (Pass::Own, installed) if is_training && recomputes => {
+                recompute::forward(&self.module, (&self.cell, installed.as_ref()), inputs, f)
+            }
+            (Pass::Own, Some(installed)) if is_training => {
+                tape::forward(&self.module, (&installed, &self.cell), inputs, f)
+            }
+            (_, Some(installed)) => self.infer(&installed, None, inputs, f),
+            (_, None) => f(&self.module, inputs),
         }
     }
 
-    /// A pass without a backward pass.
+    /// A pass without a backward pass, on parameters without autodiff or lifted to it.
     fn infer<I: Values, O: Values>(
         &self,
         Installed { run, unit, .. }: &Installed,
+        lift: Option<Lift>,
         inputs: I,
         f: impl Fn(&M, I) -> O,
     ) -> O {
-        if !run.is_sharded() {
-            return f(&self.module, inputs);
-        }
-        let begun = raise(run.forward(*unit, Purpose::Inference), run);
-        let Some(full) = begun.weights else { return f(&self.module, inputs) };
-        let module = run.fill(self.module.clone(), *unit, &full);
-        let module = match has_autodiff(&inputs) {
-            true => leaves::lift_params(module, &run.device, leaves::Lift::Untracked),
-            false => module,
+        let filled = match run.is_sharded() {
+            true => raise(run.forward(*unit, Purpose::Inference), run).weights,
+            false => None,
         };
-        f(&module, inputs)
+        let module = match &filled {
+            Some(full) => run.fill(self.module.clone(), *unit, full),
+            None => self.module.clone(),
+        };
+        match lift {
+            Some(lift) => f(&leaves::lift_params(module, &run.device, lift), inputs),
+            None => f(&module, inputs),
+        }
     }
 
     /// Changes the module as Burn does, which must not touch parameters that are elsewhere.
@@ -229,6 +257,21 @@ fn raise<T>(outcome: Result<T, Error>, run: &Run) -> T {
 fn raise_alone(error: Error) -> ! {
     // Without the message of a panic: whoever runs the forward pass reports the error.
     std::panic::resume_unwind(Box::new(error))
+}
+
+/// Whether any unit of `model` was declared with activation checkpointing.
+pub fn any_recomputes<M: Module>(model: &M) -> bool {
+    let mut find = FindRecomputing(false);
+    model.visit(&mut find);
+    find.0
+}
+
+struct FindRecomputing(bool);
+
+impl ModuleVisitor for FindRecomputing {
+    fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+        self.0 |= enclosing().iter().any(|cell| cell.recomputes());
+    }
 }
 
 /// Whether any tensor of `values` has autodiff, tracked or not.
@@ -320,13 +363,19 @@ impl<M: Module> Module for Unit<M> {
     }
 }
 
-impl<M: ModuleDisplayDefault> ModuleDisplayDefault for Unit<M> {
+impl<M: Module + ModuleDisplayDefault> ModuleDisplayDefault for Unit<M> {
     fn content(&self, content: Content) -> Option<Content> {
-        self.module.content(content)
+        match self.cell.installed() {
+            // Burn looks at the numbers to print a shape.
+            Some(installed) if installed.run.is_sharded() => {
+                content.set_top_level_type(self.cell.type_name).add_formatted(&"sharded").optional()
+            }
+            _ => self.module.content(content),
+        }
     }
 }
 
-impl<M: ModuleDisplay> ModuleDisplay for Unit<M> {}
+impl<M: Module + ModuleDisplay> ModuleDisplay for Unit<M> {}
 
 #[cfg(test)]
 mod tests;

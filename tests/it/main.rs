@@ -9,6 +9,9 @@ mod worlds;
 /// Every way to share the work trains the same model.
 mod parity;
 
+/// Units draw random numbers once, and the same again.
+mod dropout;
+
 /// A run can be stopped, continued, and is continued exactly.
 mod resume;
 

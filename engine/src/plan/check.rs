@@ -65,7 +65,10 @@ impl Check {
         let strategy = match &config.strategy {
             StrategyConfig::Settings(strategy) => strategy.clone(),
             StrategyConfig::Name(text) if text.starts_with('{') => {
-                self.parse("strategy", serde_json::from_str(text))?
+                let example = r#"{"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}"#;
+                let parsed = serde_json::from_str::<Strategy>(text);
+                let explained = |error| format!("`{text}`: {error}; write it as {example}");
+                self.parse("strategy", parsed.map_err(explained))?
             }
             StrategyConfig::Name(name) => self.strategy_named(name, world)?,
         };
@@ -156,6 +159,10 @@ impl Check {
         let algorithm = &config.gradient_clip_algorithm;
         if !["norm", "value"].contains(&algorithm.as_str()) {
             let problem = format!("unknown algorithm `{algorithm}`; there are norm, value");
+            self.mistake("gradient_clip_algorithm", problem);
+        } else if algorithm == "value" && config.gradient_clip_val.is_none() {
+            let problem =
+                "`value` clips nothing without a limit; set gradient_clip_val, or 0 for none";
             self.mistake("gradient_clip_algorithm", problem);
         }
         if config.fast_dev_run && config.resume.is_some() {

@@ -54,7 +54,12 @@ pub(super) fn chart(memory: &StepMemory) -> String {
     plot += &format!("<path class='total' d='{}'/>", stairs(&border(STACK.len())));
     legend += &format!("<li class='total'><i></i>total<b>{}</b></li>", readable(highest));
     let y_label = format!("{unit} on rank {}, step {} (legend: peaks)", memory.rank, memory.step);
-    figure("Memory over one step", &legend, &plot, ["milliseconds since the step began", &y_label])
+    figure(
+        "Memory of the engine over one step",
+        &legend,
+        &plot,
+        ["milliseconds since the step began", &y_label],
+    )
 }
 
 /// What each rank held at most in a step, and what at its end.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor};
-use pyroclast_strategies::{DataParallel, ProcessGroup, UnitPolicy};
+use pyroclast_strategies::{DataParallel, ProcessGroup, UnitPolicy, any_recomputes};
 use serde_json::Value;
 
 use super::rank::Shared;
@@ -34,7 +34,8 @@ pub(super) fn start<T: TrainModule>(
     let setup = shared.plan.strategy.setup(shared.plan, shared.task.optimizer_groups());
     let lay_out = |model: T::Model| {
         let randomness = Randomness::of(&model, shared)?;
-        let (model, strategy) = DataParallel::new(model, group, &setup)?;
+        let (model, strategy) = DataParallel::new(model, group, &setup)
+            .map_err(|error| shared.plan.strategy.named_in_settings(error))?;
         Ok(Started { model, strategy, randomness })
     };
     let lock = || GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +84,8 @@ impl Randomness {
             true if is_alone => Self::OwnGenerator,
             true => Self::SharedGenerator,
         };
-        let recomputes = shared.plan.activation_checkpointing != UnitPolicy::None;
+        let recomputes =
+            shared.plan.activation_checkpointing != UnitPolicy::None || any_recomputes(model);
         let forbidden = match (shared.plan.resolved.deterministic, recomputes) {
             (true, _) => Some("deterministic"),
             // A mask would be another one when it is drawn again.

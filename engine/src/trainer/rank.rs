@@ -149,7 +149,7 @@ impl<T: TrainModule> Rank<'_, T> {
         let mut reason = StopReason::Finished;
         while self.progress.step < self.progress.last_step && reason == StopReason::Finished {
             let started = Instant::now();
-            self.reseed();
+            self.reseed(strategy);
             let lr = self.lr();
             let step = Step {
                 task: self.shared.task,
@@ -229,11 +229,13 @@ impl<T: TrainModule> Rank<'_, T> {
 
     /// Makes what a model draws depend on the seed, the step and the rank alone, so that a resumed
     /// run draws what the uninterrupted one does.
-    fn reseed(&self) {
+    fn reseed(&self, strategy: &DataParallel) {
+        let step = (self.progress.step + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let rank = (self.context.rank as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
+        let seed = self.shared.plan.resolved.seed ^ step ^ rank;
+        strategy.seed(seed);
         if self.randomness == Randomness::OwnGenerator {
-            let step = (self.progress.step + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let rank = (self.context.rank as u64).wrapping_mul(0xd1b5_4a32_d192_ed03);
-            self.shared.device.seed(self.shared.plan.resolved.seed ^ step ^ rank);
+            self.shared.device.seed(seed);
         }
     }
 

@@ -136,9 +136,18 @@ impl DataParallel {
                 self.optimizer.set_state(unit, position, &slot.range, &values);
             }
         }
+        let mut missing = None;
         let model = parameters::write_where(model, |id, info| {
-            layout.locate(id).is_none().then(|| weights(info)).flatten()
+            let is_untrained = layout.locate(id).is_none();
+            let values = is_untrained.then(|| weights(info))?;
+            if values.is_none() {
+                missing.get_or_insert_with(|| info.path.clone());
+            }
+            values
         })?;
+        if let Some(path) = missing {
+            return Err(Error::MissingValues(path));
+        }
         let model = match self.gathers() {
             Some(_) => model,
             None => hollow_out(model, layout, device, |_| true),

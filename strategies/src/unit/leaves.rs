@@ -3,14 +3,11 @@
 //! A leaf that two graphs share would merge them, and Burn locks a graph for as long as its backward
 //! pass runs: a unit's pass inside the model's would wait for itself.
 
-use std::collections::HashSet;
-
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Tensor};
 
 use super::unshard::{Source, unsharded};
 use super::values::{TensorMap, Values};
-use crate::parameters;
 use crate::run::Run;
 use crate::weights::on_device;
 
@@ -47,29 +44,24 @@ impl Joints {
     }
 }
 
-/// `tensor` as a leaf of a new graph.
-pub(super) fn leaf<const D: usize>(tensor: Tensor<D>, is_tracked: bool) -> Tensor<D> {
-    let strategy = tensor.gradient_checkpointing_strategy();
-    let fresh = tensor.inner().autodiff();
-    let fresh = match strategy {
-        Some(strategy) => fresh.with_gradient_checkpointing_strategy(strategy),
-        None => fresh,
-    };
-    fresh.set_require_grad(is_tracked)
+/// `tensor` as a leaf of a new graph on `device`.
+fn leaf<const D: usize>(tensor: Tensor<D>, device: &Device, is_tracked: bool) -> Tensor<D> {
+    on_device(tensor.inner(), device).set_require_grad(is_tracked)
 }
 
 /// The inputs as leaves, those that are tracked with a joint each.
-pub(super) fn lift_inputs<V: Values>(inputs: V, joints: &mut Joints) -> V {
-    inputs.map(&mut LiftInputs { joints })
+pub(super) fn lift_inputs<V: Values>(inputs: V, device: &Device, joints: &mut Joints) -> V {
+    inputs.map(&mut LiftInputs { device, joints })
 }
 
 struct LiftInputs<'a> {
+    device: &'a Device,
     joints: &'a mut Joints,
 }
 
 impl TensorMap for LiftInputs<'_> {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let lifted = leaf(tensor.clone(), tensor.is_tracked());
+        let lifted = leaf(tensor.clone(), self.device, tensor.is_tracked());
         if tensor.is_tracked() {
             self.joints.add(tensor, &lifted);
         }
@@ -78,24 +70,28 @@ impl TensorMap for LiftInputs<'_> {
 }
 
 /// The inputs outside of any graph, and which of them were tracked.
-pub(super) fn detach_inputs<V: Values>(inputs: V) -> (V, Vec<DispatchTensor>, Vec<bool>) {
-    let mut detach = Detach { outer: vec![], tracked: vec![] };
+pub(super) fn detach_inputs<V: Values>(
+    inputs: V,
+    device: &Device,
+) -> (V, Vec<DispatchTensor>, Vec<bool>) {
+    let mut detach = Detach { device, outer: vec![], tracked: vec![] };
     let detached = inputs.map(&mut detach);
     (detached, detach.outer, detach.tracked)
 }
 
-struct Detach {
+struct Detach<'a> {
+    device: &'a Device,
     outer: Vec<DispatchTensor>,
     tracked: Vec<bool>,
 }
 
-impl TensorMap for Detach {
+impl TensorMap for Detach<'_> {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         self.tracked.push(tensor.is_tracked());
         if tensor.is_tracked() {
             self.outer.push(tensor.clone().into_dispatch());
         }
-        leaf(tensor, false)
+        leaf(tensor, self.device, false)
     }
 }
 
@@ -112,7 +108,7 @@ struct Track<'a> {
 impl TensorMap for Track<'_> {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let is_tracked = self.tracked.next().copied().unwrap_or(false);
-        let lifted = leaf(tensor, is_tracked);
+        let lifted = tensor.set_require_grad(is_tracked);
         if is_tracked {
             self.joints.expect(lifted.clone());
         }
@@ -152,10 +148,10 @@ impl ModuleMapper for LiftParams<'_> {
     }
 }
 
-/// A parameter that is to be lifted: trainable, and not hollow. Weights that were gathered have no
-/// autodiff; what is frozen has, and asks for no gradient.
+/// A parameter that is to be lifted: trainable, or another unit's weight, and not hollow. Weights that were
+/// gathered have no autodiff; what is frozen has, and asks for no gradient.
 fn has_numbers<const D: usize>(param: &Param<Tensor<D>>) -> bool {
-    param.is_initialized() && (param.is_require_grad() || !param.is_autodiff())
+    param.is_initialized() && (param.is_tracked() || !param.is_autodiff())
 }
 
 /// Replaces the parameters of a unit by weights that are not kept between forward and backward. Those
@@ -221,38 +217,39 @@ impl ModuleMapper for UnshardParams<'_> {
 
 /// Joints of a module's own parameters, for a unit that reports to nobody.
 pub(super) fn param_joints<M: Module>(module: &M) -> Vec<DispatchTensor> {
-    let mut visit = OuterParams { seen: HashSet::new(), outer: vec![] };
+    let mut visit = OuterParams { outer: vec![] };
     module.visit(&mut visit);
     visit.outer
 }
 
 struct OuterParams {
-    seen: HashSet<ParamId>,
     outer: Vec<DispatchTensor>,
 }
 
 impl ModuleVisitor for OuterParams {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if parameters::is_trainable(param) && self.seen.insert(param.id) {
-            self.outer.push(param.base().into_dispatch());
+        // One that stands at two places has a leaf for each, and gets the gradients of both.
+        let tensor = param.base();
+        if tensor.is_tracked() {
+            self.outer.push(tensor.into_dispatch());
         }
     }
 }
 
 /// Expects gradients of the parameters of a lifted module, in the order of [`param_joints`].
 pub(super) fn expect_params<M: Module>(lifted: &M, joints: &mut Joints) {
-    lifted.visit(&mut ExpectParams { seen: HashSet::new(), joints });
+    lifted.visit(&mut ExpectParams { joints });
 }
 
 struct ExpectParams<'a> {
-    seen: HashSet<ParamId>,
     joints: &'a mut Joints,
 }
 
 impl ModuleVisitor for ExpectParams<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if parameters::is_trainable(param) && self.seen.insert(param.id) {
-            self.joints.expect(param.base());
+        let tensor = param.base();
+        if tensor.is_tracked() {
+            self.joints.expect(tensor);
         }
     }
 }

@@ -5,211 +5,188 @@
 //! device has it, as Burn's `Dropout` and `BatchNorm` do, must do in both runs what they do in training.
 //! Running statistics follow the first run alone. The second draws the random numbers of the first.
 
-use std::cell::Cell;
+use std::sync::Arc;
 
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor};
-use pyroclast_kernels::interop;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, DispatchTensor, Tensor};
 
-use super::backend::Tape;
+use super::backend::{OutputGrads, Tape};
+use super::draws::Draws;
 use super::leaves::{
     Joints, Lift, ParamGrad, detach_inputs, expect_params, lift_params, param_joints, take,
     track_inputs,
 };
+use super::passes::{self, Pass};
 use super::tape::{bytes, exit_all, nested, roots_of};
 use super::values::Values;
-use super::{Installed, raise, raise_alone};
+use super::{Installed, UnitCell, raise, raise_alone};
 use crate::error::Error;
 use crate::memory::Category;
+use crate::parameters;
 use crate::run::Purpose;
-
-thread_local! {
-    /// Whether this thread is in the first run of a unit that will run again.
-    static FIRST_RUN: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is in the first run of a unit that will run again. Units inside it need no tapes.
-pub(super) fn in_first_run() -> bool {
-    FIRST_RUN.get()
-}
-
-/// Ends the first run when dropped, also when it panics.
-struct FirstRun;
-
-impl FirstRun {
-    fn begin() -> Self {
-        FIRST_RUN.set(true);
-        Self
-    }
-}
-
-impl Drop for FirstRun {
-    fn drop(&mut self) {
-        FIRST_RUN.set(false);
-    }
-}
+use crate::weights::FullUnit;
 
 /// Runs `f`, and keeps its inputs to run it again. A unit that reports to nobody hands its parameters'
 /// gradients to the caller's graph.
 pub(super) fn forward<M, I: Values, O: Values>(
     module: &M,
-    unit: (&'static str, Option<&Installed>),
+    (cell, installed): (&Arc<UnitCell>, Option<&Installed>),
     inputs: I,
     f: impl Fn(&M, I) -> O + Send + 'static,
 ) -> O
 where
     M: Module + 'static,
 {
-    let (type_name, installed) = unit;
-    let installed = installed.cloned();
-    let (inputs, mut outer, tracked) = detach_inputs(inputs);
-    let device = device_of(module, installed.as_ref());
-    let draws = Draws::mark(&device);
-    let mut call = 0;
-    let output = {
-        let mut filled = module.clone();
-        let mut weights = None;
-        if let Some(Installed { run, unit, .. }) = &installed {
-            let begun = raise(run.forward(*unit, Purpose::Training), run);
-            call = begun.call;
-            if let Some(full) = &begun.weights {
-                filled = run.fill(filled, *unit, full);
-            }
-            weights = begun.weights;
-        }
+    let device = device_of(module, installed);
+    // Before anything else: it makes lazy parameters draw their numbers.
+    let params = if installed.is_none() { param_joints(module) } else { vec![] };
+    let (inputs, mut outer, tracked) = detach_inputs(inputs, &device);
+    outer.extend(params);
+    let draws = Draws::of(cell, &device);
+    let (output, call) = {
+        let begun = installed.map(|i| raise(i.run.forward(i.unit, Purpose::Training), &i.run));
+        let (weights, call) = begun.map_or((None, 0), |begun| (begun.weights, begun.call));
+        let filled = filled(module.clone(), installed, weights.as_deref());
         let module = lift_params(filled, &device, Lift::Untracked);
-        let _first_run = FirstRun::begin();
-        let output = f(&module, inputs.clone());
-        drop((module, weights));
-        output
+        let run = || draws.run(|| f(&module, inputs.clone()));
+        (passes::within(Pass::FirstRun, run), call)
     };
-    let roots = roots_of(&output);
-    if roots.iter().any(Option::is_some) {
-        let error = Error::CapturedTensor { unit: type_name };
-        return match &installed {
+    if roots_of(&output).iter().any(Option::is_some) {
+        let error = Error::CapturedTensor { unit: cell.type_name };
+        return match installed {
             Some(installed) => raise(Err(error), &installed.run),
             None => raise_alone(error),
         };
     }
-    if installed.is_none() {
-        outer.extend(param_joints(module));
-    }
-    let mut held = None;
-    if let Some(Installed { run, unit, .. }) = &installed {
+    let held = installed.map(|Installed { run, unit, .. }| {
         run.buckets.forward_ran(*unit);
-        held = Some(run.ledger.hold(Category::Activations, bytes(&inputs)));
-    }
-    let (module, of_graph) = (module.clone(), device.clone());
-    let tape = Tape::new(roots.len(), move |grads| {
-        let mut joints = Joints::default();
-        let leaves = track_inputs(inputs, &tracked, &mut joints);
-        let again = Again { module, installed: installed.as_ref(), call, device: &device };
-        match again.weights() {
-            Ok((module, weights)) => {
-                if again.installed.is_none() {
-                    expect_params(&module, &mut joints);
-                }
-                let output = draws.replay(&device, || f(&module, leaves));
-                let mut grads = nested(roots_of(&output), grads);
-                drop(output);
-                let param_grads: Vec<ParamGrad> = match (&mut grads, again.installed) {
-                    (Some(grads), Some(_)) => take(&module, grads),
-                    _ => vec![],
-                };
-                drop((module, weights, held));
-                let input_grads = joints.take(grads.as_mut());
-                drop(grads);
-                if let Some(Installed { run, unit, .. }) = again.installed {
-                    run.backward_ran(*unit, call, param_grads);
-                }
-                input_grads
-            }
-            Err(error) => {
-                if let Some(Installed { run, .. }) = again.installed {
-                    run.fail(error);
-                }
-                joints.take(None)
-            }
-        }
+        run.ledger.hold(Category::Activations, bytes(&inputs))
     });
-    let token = tape.enter(outer, &of_graph);
+    let again = Again {
+        module: module.clone(),
+        cell: Arc::clone(cell),
+        installed: installed.cloned(),
+        call,
+        device: device.clone(),
+        draws,
+    };
+    let tape = Tape::new(roots_of(&output).len(), move |grads| {
+        let _held = held;
+        again.backward(inputs, &tracked, grads, f)
+    });
+    let token = tape.enter(outer, &device);
     exit_all(output, tape, token)
 }
 
-/// The second run.
-struct Again<'a, M> {
-    module: M,
-    installed: Option<&'a Installed>,
-    call: usize,
-    device: &'a Device,
+/// The module with the weights that were gathered for it, if any were.
+fn filled<M: Module>(module: M, installed: Option<&Installed>, weights: Option<&FullUnit>) -> M {
+    match (installed, weights) {
+        (Some(Installed { run, unit, .. }), Some(full)) => run.fill(module, *unit, full),
+        _ => module,
+    }
 }
 
-impl<M: Module> Again<'_, M> {
-    /// The module with its parameters as leaves and running statistics of its own, and what its weights
-    /// are a part of.
-    fn weights(&self) -> Result<(M, Option<std::sync::Arc<crate::weights::FullUnit>>), Error> {
-        let mut module = self.module.clone();
-        let mut weights = None;
-        if let Some(Installed { run, unit, .. }) = self.installed {
-            weights = run.backward(*unit, self.call)?;
-            if let Some(full) = &weights {
-                module = run.fill(module, *unit, full);
+/// The second run.
+struct Again<M> {
+    module: M,
+    cell: Arc<UnitCell>,
+    installed: Option<Installed>,
+    call: usize,
+    device: Device,
+    draws: Draws,
+}
+
+impl<M: Module> Again<M> {
+    fn backward<I: Values, O: Values>(
+        self,
+        inputs: I,
+        tracked: &[bool],
+        grads: OutputGrads,
+        f: impl Fn(&M, I) -> O,
+    ) -> Vec<DispatchTensor> {
+        let mut joints = Joints::default();
+        let leaves = track_inputs(inputs, tracked, &mut joints);
+        let installed = self.installed.as_ref();
+        let gathered = installed.map(|i| i.run.backward(i.unit, self.call)).transpose();
+        let weights = match (gathered, installed) {
+            (Ok(weights), _) => weights.flatten(),
+            (Err(error), installed) => {
+                installed.iter().for_each(|installed| installed.run.fail(error.clone()));
+                return joints.take(None);
             }
+        };
+        let filled = filled(self.module, installed, weights.as_deref());
+        let module = lift_params(filled, &self.device, Lift::Tracked);
+        if installed.is_none() {
+            expect_params(&module, &mut joints);
         }
-        let detached = module.valid().train();
-        Ok((lift_params(detached, self.device, Lift::Tracked), weights))
+        let statistics = Statistics::of(&module);
+        let output = self.draws.again(&self.cell, || f(&module, leaves));
+        statistics.restore(&module);
+        let mut grads = nested(roots_of(&output), grads);
+        drop(output);
+        let param_grads: Vec<ParamGrad> = match (&mut grads, installed) {
+            (Some(grads), Some(_)) => take(&module, grads),
+            _ => vec![],
+        };
+        drop((module, weights));
+        let input_grads = joints.take(grads.as_mut());
+        drop(grads);
+        if let Some(Installed { run, unit, .. }) = installed {
+            run.backward_ran(*unit, self.call, param_grads);
+        }
+        input_grads
+    }
+}
+
+/// The running statistics of a module, which modules that are clones of each other share.
+struct Statistics(Vec<(ParamId, DispatchTensor)>);
+
+impl Statistics {
+    fn of<M: Module>(module: &M) -> Self {
+        // Burn applies the last update when a module is put into validation.
+        let _synchronized = module.valid();
+        let mut read = ReadStatistics(vec![]);
+        module.visit(&mut read);
+        Self(read.0)
+    }
+
+    /// Takes back what has happened since.
+    fn restore<M: Module>(self, module: &M) {
+        if !self.0.is_empty() {
+            let _synchronized = module.valid();
+            // Burn's running statistics change in place.
+            let _restored = module.clone().map(&mut RestoreStatistics(self.0));
+        }
+    }
+}
+
+/// Reads what is not trained: running statistics, and frozen parameters, which stay as they are.
+struct ReadStatistics(Vec<(ParamId, DispatchTensor)>);
+
+impl ModuleVisitor for ReadStatistics {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_initialized() && !parameters::is_trainable(param) {
+            self.0.push((param.id, param.base().into_dispatch()));
+        }
+    }
+}
+
+struct RestoreStatistics(Vec<(ParamId, DispatchTensor)>);
+
+impl ModuleMapper for RestoreStatistics {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.iter().find(|(id, _)| *id == param.id) {
+            Some((id, value)) => Param::initialized(*id, Tensor::from_dispatch(value.clone())),
+            None => param,
+        }
     }
 }
 
 /// The device of a unit's graph.
-fn device_of<M: Module>(module: &M, installed: Option<&Installed>) -> Device {
+pub(super) fn device_of<M: Module>(module: &M, installed: Option<&Installed>) -> Device {
     match installed {
         Some(installed) => installed.run.device.clone(),
         None => module.devices().into_iter().next().unwrap_or_else(Device::flex).autodiff(),
     }
-}
-
-/// The random numbers that a run draws. Burn's generator of a device belongs to the process and cannot be
-/// asked for its state, but it can be given one.
-#[derive(Clone, Copy, Debug)]
-struct Draws {
-    seed: u64,
-}
-
-impl Draws {
-    /// Begins a run whose numbers can be drawn again.
-    fn mark(device: &Device) -> Self {
-        let seed = draw(device);
-        device.seed(seed);
-        Self { seed }
-    }
-
-    /// Runs `f` with the numbers of the run that was marked, and goes on with others.
-    fn replay<R>(self, device: &Device, f: impl FnOnce() -> R) -> R {
-        let onward = draw(device);
-        device.seed(self.seed);
-        let result = f();
-        device.seed(onward);
-        result
-    }
-}
-
-/// A seed out of the device's generator.
-fn draw(device: &Device) -> u64 {
-    let device = device.clone().without_autodiff();
-    let numbers = Tensor::<1>::random([4], Distribution::Default, &device);
-    let mut seed = 0u64;
-    // A device that fails here fails in all that follows, which says so.
-    let _ = interop::read_all(vec![numbers], |_, values| {
-        seed = values.iter().fold(0, |seed, value| {
-            (seed ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        });
-    });
-    seed
-}
-
-/// Takes the place of the unit's draw in a test.
-#[cfg(test)]
-pub(super) fn mark_for_test(device: &Device) -> u64 {
-    Draws::mark(device).seed
 }

@@ -5,16 +5,17 @@
 //! reaches the unit, it runs the unit's graph to its end, hands over the gradients of the unit's
 //! parameters, and goes on with the gradients of the unit's inputs.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::any::TypeId;
+use std::sync::{Arc, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Bool, DispatchTensor, Gradients, Int, Tensor};
 
 use super::backend::{OutputGrads, Tape, inject};
 use super::leaves::{
-    Joints, Lift, ParamGrad, SharedLeaves, leaf, lift_inputs, lift_params, take, unshard_params,
+    Joints, Lift, ParamGrad, SharedLeaves, lift_inputs, lift_params, take, unshard_params,
 };
+use super::passes::{self, Pass};
 use super::unshard::Source;
 use super::values::{TensorMap, Values};
 use super::{Installed, UnitCell, raise};
@@ -36,7 +37,7 @@ pub(super) fn forward<M, I: Values, O: Values>(
     module: &M,
     (installed, cell): (&Installed, &UnitCell),
     inputs: I,
-    f: impl Fn(&M, I) -> O,
+    f: impl Fn(&M, I) -> O + 'static,
 ) -> O
 where
     M: Module + 'static,
@@ -50,8 +51,8 @@ where
     raise(check_captures(&filled, cell, &inputs, &f), &run);
 
     let mut joints = Joints::default();
-    let mut held = vec![run.ledger.hold(Category::Activations, bytes(&inputs))];
-    let leaves = lift_inputs(inputs, &mut joints);
+    let held = run.ledger.hold(Category::Activations, bytes(&inputs));
+    let leaves = lift_inputs(inputs, &run.device, &mut joints);
     let (output, weights) = match full {
         Some(full) if frees_weights => {
             let source = Source::default();
@@ -71,7 +72,6 @@ where
         return output;
     }
     run.buckets.forward_ran(unit);
-    held.push(run.ledger.hold(Category::Activations, bytes(&output)));
     let device = run.device.clone();
     let outer = std::mem::take(&mut joints.outer);
     let tape = Tape::new(roots.len(), move |grads| {
@@ -95,22 +95,25 @@ where
 }
 
 /// Refuses a function that captures a tracked tensor. Such a tensor would join the unit's graph to the
-/// caller's, and the backward pass would wait for itself. The first time that a unit runs, its function
-/// runs before on tensors without autodiff: what is tracked all the same comes from elsewhere.
-fn check_captures<M: Module, I: Values, O: Values>(
+/// caller's, and the backward pass would wait for itself. The first time that a unit runs a function, it
+/// runs it before on tensors without autodiff: what is tracked all the same comes from elsewhere.
+fn check_captures<M: Module, I: Values, O: Values, F: Fn(&M, I) -> O + 'static>(
     module: &M,
     cell: &UnitCell,
     inputs: &I,
-    f: &impl Fn(&M, I) -> O,
+    f: &F,
 ) -> Result<(), Error> {
-    if cell.is_checked.swap(true, Ordering::Relaxed) {
+    let checked = || cell.checked.lock().unwrap_or_else(PoisonError::into_inner);
+    if checked().contains(&TypeId::of::<F>()) {
         return Ok(());
     }
-    let output = f(&module.valid(), inputs.clone().map(&mut WithoutAutodiff));
-    match roots_of(&output).iter().any(Option::is_some) {
-        true => Err(Error::CapturedTensor { unit: cell.type_name }),
-        false => Ok(()),
+    let inputs = inputs.clone().map(&mut WithoutAutodiff);
+    let output = passes::within(Pass::Trial, || f(&module.valid(), inputs));
+    if roots_of(&output).iter().any(Option::is_some) {
+        return Err(Error::CapturedTensor { unit: cell.type_name });
     }
+    checked().insert(TypeId::of::<F>());
+    Ok(())
 }
 
 struct WithoutAutodiff;
@@ -230,6 +233,6 @@ struct ExitAll {
 impl TensorMap for ExitAll {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         self.position += 1;
-        self.tape.exit(&self.token, leaf(tensor, false).inner(), self.position - 1)
+        self.tape.exit(&self.token, tensor.inner(), self.position - 1)
     }
 }

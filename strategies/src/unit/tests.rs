@@ -1,4 +1,5 @@
 mod behaviour;
+mod nesting;
 mod values;
 
 use burn::module::{Module, Param};

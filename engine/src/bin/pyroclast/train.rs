@@ -105,6 +105,11 @@ fn free_folder(model: &str) -> PathBuf {
     (1..).map(folder).find(|path| !path.exists()).unwrap_or_else(|| folder(0))
 }
 
+/// What tells one file of initial weights from another. One that cannot be read is refused later.
+fn checksum(path: &Path) -> Option<String> {
+    pyroclast::checkpoint::checksum(path).ok()
+}
+
 /// The settings of a run, resolved.
 fn record(settings: &Settings, model: &GptConfig, plan: &Plan) -> Value {
     let mut recorded = plan.to_json();
@@ -121,6 +126,7 @@ fn record(settings: &Settings, model: &GptConfig, plan: &Plan) -> Value {
         "decay_all": settings.decay_all.unwrap_or(false),
         "init_from": settings.init_from,
         "save_weights": settings.save_weights,
+        "initial_weights": settings.init_from.as_deref().and_then(checksum),
         "spawn": if plan.process.is_some() { "process" } else { "thread" },
     });
     if let (Value::Object(recorded), Value::Object(own)) = (&mut recorded, own) {
@@ -240,7 +246,7 @@ fn introduce(settings: &Settings, model: &GptConfig, bytes: usize, plan: &Plan) 
         Accelerator::Cpu => "",
         _ => ", which they share",
     };
-    let (strategy, accelerator) = (plan.strategy.name(), plan.accelerator);
+    let (strategy, accelerator) = (plan.describe_strategy(), plan.accelerator);
     say(&format!("training    {strategy}, {} {ranks} on {accelerator}{shared}", plan.world));
 }
 

@@ -103,3 +103,32 @@ fn without_the_limit_all_units_are_gathered_at_the_start() {
     let launches = [Event::Gather(ROOT), Event::Gather(1), Event::Gather(2), Event::Gather(3)];
     assert_eq!(events[..4], launches);
 }
+
+#[test]
+fn passes_of_inference_gather_ahead_and_leave_the_order_of_training() {
+    let device = device();
+    let (_, setup) = ways()[3].clone();
+    all_of(2, |group| {
+        let (model, mut strategy) = DataParallel::new(Net::new(&device), group, &setup)?;
+        let loss = |net: &Net| net.loss(2, &device);
+        let model = step((model, &mut strategy), &[&loss])?;
+        strategy.run.events.record();
+        let model = strategy.begin_pass(model)?;
+        let valid = model.valid();
+        let plain = device.clone().without_autodiff();
+        for _ in 0..3 {
+            let _ = valid.loss(2, &plain);
+        }
+        drop(valid);
+        let model = strategy.end_pass(model)?;
+        let events = strategy.run.events.recorded();
+        let place = |event| events.iter().position(|e| *e == event).expect("it happened");
+        assert!(place(Event::Gather(2)) < place(Event::Forward(1)), "ahead: {events:?}");
+        strategy.run.events.record();
+        let model = step((model, &mut strategy), &[&loss])?;
+        let events = strategy.run.events.recorded();
+        assert_eq!(exposed(&events), [Event::GatherWait(ROOT), Event::ReduceWait(ROOT)]);
+        drop(model);
+        Ok(())
+    });
+}

@@ -1,49 +1,17 @@
-//! What a unit must not change: masks of Dropout, statistics of BatchNorm, gradients. And what it refuses.
+//! What a unit must not change: statistics of BatchNorm, and gradients; and what it refuses. Masks of
+//! Dropout are tested where nobody else draws, in the workspace's integration tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 
 use burn::module::{Module, Param};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::testing::{Block, Net, all_of, bits, device, linear, numbered, sgd, single, step, ways};
-use crate::unit::recompute::mark_for_test;
+use crate::testing::{Net, all_of, device, linear, numbered, sgd, single, step, ways};
 use crate::{DataParallel, Error, Setup, Unit, UnitPolicy};
-
-/// Tests that draw from the process's generator take turns.
-static GENERATOR: Mutex<()> = Mutex::new(());
 
 fn recomputing() -> Setup {
     Setup { activation_checkpointing: UnitPolicy::All, ..sgd() }
-}
-
-#[derive(Module, Debug)]
-struct Dropped {
-    layer: Linear,
-    dropout: Dropout,
-    out: Linear,
-}
-
-impl Dropped {
-    fn new(device: &Device) -> Self {
-        let dropout = DropoutConfig::new(0.5).init();
-        numbered(Self { layer: linear(4, 64, device), dropout, out: linear(64, 2, device) })
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.out.forward(self.dropout.forward(self.layer.forward(x)))
-    }
-}
-
-#[derive(Module, Debug)]
-struct DroppedNet {
-    unit: Unit<Dropped>,
-}
-
-fn dropped_loss(net: &DroppedNet, device: &Device) -> Tensor<1> {
-    let x = Tensor::<2>::ones([3, 4], device);
-    net.unit.forward(x, Dropped::forward).powi_scalar(2).mean()
 }
 
 fn expected<const D: usize>(
@@ -52,54 +20,6 @@ fn expected<const D: usize>(
 ) -> TensorData {
     let grad = param.val().grad(grads).expect("a gradient");
     (param.val().inner() - grad.mul_scalar(0.5)).into_data()
-}
-
-#[test]
-fn a_unit_with_dropout_is_plain_autodiff() {
-    let _turn = GENERATOR.lock();
-    let device = device();
-    let plain = Dropped::new(&device);
-    device.seed(7);
-    let grads = plain.forward(Tensor::ones([3, 4], &device)).powi_scalar(2).mean().backward();
-    let expected = expected(&plain.layer.weight, &grads);
-    let net = DroppedNet { unit: Unit::new(Dropped::new(&device)) };
-    let (net, mut strategy) = DataParallel::new(net, &single(), &sgd()).expect("a strategy");
-    device.seed(7);
-    let loss = |net: &DroppedNet| dropped_loss(net, &device);
-    let net = step((net, &mut strategy), &[&loss]).expect("a step");
-    net.unit.module().layer.weight.val().inner().into_data().assert_eq(&expected, true);
-}
-
-#[test]
-fn a_recomputed_unit_draws_the_same_mask_again() {
-    let _turn = GENERATOR.lock();
-    let device = device();
-    for seed in 0..4 {
-        let net = DroppedNet { unit: Unit::new(Dropped::new(&device)) };
-        let (net, mut strategy) =
-            DataParallel::new(net, &single(), &recomputing()).expect("a strategy");
-        device.seed(seed);
-        let before = net.unit.module().layer.weight.val().inner();
-        let seen = Mutex::new(0.0);
-        let loss = |net: &DroppedNet| {
-            let loss = dropped_loss(net, &device);
-            *seen.lock().expect("no panic") = loss.clone().inner().into_scalar::<f32>();
-            loss
-        };
-        let stepped = step((net, &mut strategy), &[&loss]).expect("a step");
-        // The plain model with the mask of the unit's first run: its gradients are of that mask, too.
-        let plain = Dropped::new(&device);
-        device.seed(seed);
-        mark_for_test(&device);
-        let loss = plain.forward(Tensor::ones([3, 4], &device)).powi_scalar(2).mean();
-        let first_run = seen.into_inner().expect("no panic");
-        assert_eq!(loss.clone().inner().into_scalar::<f32>(), first_run);
-        let grads = loss.backward();
-        let expected = expected(&plain.layer.weight, &grads);
-        let after = stepped.unit.module().layer.weight.val().inner();
-        assert!((after.clone() - before).abs().max().into_scalar::<f32>() > 0.0);
-        after.into_data().assert_eq(&expected, true);
-    }
 }
 
 #[derive(Module, Debug)]
@@ -235,47 +155,4 @@ fn a_captured_tensor_that_requires_a_gradient_is_refused() {
         net.last.forward(x).sum()
     };
     assert!(step((net, &mut strategy), &[&loss]).is_ok());
-}
-
-#[derive(Module, Debug)]
-struct Nested {
-    outer: Vec<Unit<Outer>>,
-}
-
-#[derive(Module, Debug)]
-struct Outer {
-    inner: Unit<Block>,
-    own: Linear,
-}
-
-#[test]
-fn nested_units_give_the_same_bits_in_every_way() {
-    let device = device();
-    let new = || {
-        let outer = || Outer { inner: Unit::new(Block::new(&device)), own: linear(4, 4, &device) };
-        numbered(Nested { outer: vec![Unit::new(outer()), Unit::new(outer())] })
-    };
-    let loss = |net: &Nested| {
-        let x = Tensor::<2>::ones([2, 4], &device);
-        let x = net.outer.iter().fold(x, |x, unit| {
-            unit.forward(x, |block, x| block.own.forward(block.inner.forward(x, Block::forward)))
-        });
-        x.powi_scalar(2).mean()
-    };
-    let run = |setup: &Setup, steps: usize| {
-        let ends = all_of(2, |group| {
-            let (mut model, mut strategy) = DataParallel::new(new(), group, setup)?;
-            for _ in 0..steps {
-                model = step((model, &mut strategy), &[&loss])?;
-            }
-            let model = strategy.whole(model)?;
-            Ok(if group.rank() == 0 { bits(&model) } else { vec![] })
-        });
-        ends.into_iter().next().expect("rank 0")
-    };
-    let [(_, ddp), others @ ..] = ways();
-    let expected = run(&ddp, 3);
-    for (name, setup) in others {
-        assert_eq!(run(&setup, 3), expected, "{name}");
-    }
 }
