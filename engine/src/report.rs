@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     const HEADINGS: [&str; 3] = [
-        "<h2>Memory over one step</h2>",
+        "<h2>Memory of the engine over one step</h2>",
         "<h2>Peak memory in the last step</h2>",
         "<h2>Memory at the end of the last step</h2>",
     ];
