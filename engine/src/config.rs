@@ -24,6 +24,11 @@ pub struct TrainerConfig {
     pub activation_checkpointing: String,
     /// `cpu` (the default), `gpu`, `wgpu`, `vulkan`, `cuda`, `auto`.
     pub accelerator: String,
+    /// What moves numbers between ranks: `auto` (the default) or `ring`, the engine's own; `gloo` is
+    /// taken for `ring`. `nccl` and `mpi` are not in this version.
+    pub process_group_backend: String,
+    /// Replicas, and ranks that shard each of them: not in this version.
+    pub device_mesh: Option<(usize, usize)>,
     /// Ranks on this node. As threads at most 256, and on a GPU all of them share the first one; where
     /// each is a process, `WORLD_SIZE` counts them and this may stay at 1. Default 1.
     pub devices: usize,
@@ -35,6 +40,9 @@ pub struct TrainerConfig {
     pub optimizer: String,
     /// Learning rate. Default 1e-3.
     pub lr: f64,
+    /// What `lr` is multiplied by: `none` (the default), `linear` for world x `accumulate_grad_batches`, or
+    /// `sqrt` for its square root. The resolved configuration has the product as `lr`.
+    pub lr_scaling: String,
     /// AdamW's decay of the first moment. Default 0.9.
     pub beta1: f64,
     /// AdamW's decay of the second moment. Default 0.999.
@@ -87,12 +95,15 @@ impl Default for TrainerConfig {
         Self {
             strategy: StrategyConfig::default(),
             activation_checkpointing: "none".to_owned(),
+            process_group_backend: "auto".to_owned(),
+            device_mesh: None,
             accelerator: "cpu".to_owned(),
             devices: 1,
             num_nodes: 1,
             precision: "32-true".to_owned(),
             optimizer: "adamw".to_owned(),
             lr: 1e-3,
+            lr_scaling: "none".to_owned(),
             beta1: 0.9,
             beta2: 0.999,
             eps: 1e-8,

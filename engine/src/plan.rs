@@ -47,6 +47,8 @@ pub struct Plan {
     pub validate_every: Option<u64>,
     /// What to continue from.
     pub resume: Resume,
+    /// What became of settings that mean something else here than they say, for the user to read.
+    pub notes: Vec<String>,
 }
 
 /// What a run continues from.
@@ -75,7 +77,9 @@ impl Plan {
         let accelerator = check.parse("accelerator", config.accelerator.parse::<Accelerator>());
         let precision = check.parse("precision", config.precision.parse::<Precision>());
         let optimizer = check.optimizer(config);
-        let schedule = check.schedule(config);
+        let lr = check.scaled_lr(config, world);
+        let schedule = check.schedule(config, lr);
+        check.communication(config);
         check.limits(config);
         check.ranges(config);
         let plan = match (strategy, recompute, accelerator, precision, optimizer, schedule) {
@@ -87,7 +91,10 @@ impl Plan {
                 Some(optimizer),
                 Some(schedule),
             ) => Self {
-                resolved: resolved(config, &strategy, accelerator, &optimizer),
+                resolved: TrainerConfig {
+                    lr,
+                    ..resolved(config, &strategy, accelerator, &optimizer)
+                },
                 strategy,
                 activation_checkpointing,
                 accelerator,
@@ -100,6 +107,7 @@ impl Plan {
                 clip: clip(config),
                 validate_every: config.val_check_interval.filter(|steps| *steps > 0),
                 resume: resume(config),
+                notes: notes(config, world, lr),
             },
             _ => return Err(Error::Config(check.0)),
         };
@@ -161,10 +169,27 @@ fn resolved(
     TrainerConfig {
         strategy: strategy.to_config(),
         accelerator: accelerator.name().to_owned(),
+        process_group_backend: "ring".to_owned(),
+        lr_scaling: "none".to_owned(),
         weight_decay: Some(optimizer.weight_decay()),
         max_steps: if config.fast_dev_run { Some(1) } else { config.max_steps },
         ..config.clone()
     }
+}
+
+fn notes(config: &TrainerConfig, world: usize, lr: f64) -> Vec<String> {
+    let mut notes = vec![];
+    if config.process_group_backend == "gloo" {
+        notes.push("process_group_backend gloo is the engine's own ring here".to_owned());
+    }
+    if config.lr_scaling != "none" {
+        let TrainerConfig { lr: given, lr_scaling, accumulate_grad_batches, .. } = config;
+        notes.push(format!(
+            "learning rate {lr} is {given}, scaled ({lr_scaling}) for {world} ranks x \
+             {accumulate_grad_batches} micro-batches"
+        ));
+    }
+    notes
 }
 
 fn clip(config: &TrainerConfig) -> Option<Clip> {
@@ -228,6 +253,7 @@ mod tests {
             ("deepspeed_stage_3", "zero3", Stage::Parameters),
             ("fsdp", "fsdp", Stage::Parameters),
             ("ddp", "ddp", Stage::Nothing),
+            ("ddp_find_unused_parameters_false", "ddp", Stage::Nothing),
         ] {
             let plan = steps(|c| (c.strategy, c.devices) = (name.into(), 2)).expect(name);
             assert_eq!((plan.resolved.strategy, plan.strategy.stage()), (own.into(), stage));
@@ -240,7 +266,7 @@ mod tests {
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 26] = [
+        let table: [(&str, Change); 32] = [
             ("devices", |c| c.devices = 257),
             ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
@@ -254,6 +280,12 @@ mod tests {
             ("precision", |c| c.precision = "16-mixed".into()),
             ("optimizer", |c| c.optimizer = "adam".into()),
             ("schedule", |c| c.schedule = "cos".into()),
+            ("strategy", |c| c.strategy = "fsdp_cpu_offload".into()),
+            ("lr_scaling", |c| c.lr_scaling = "square".into()),
+            ("process_group_backend", |c| c.process_group_backend = "nccl".into()),
+            ("process_group_backend", |c| c.process_group_backend = "ncl".into()),
+            ("device_mesh", |c| c.device_mesh = Some((2, 1))),
+            ("gradient_clip_algorithm", |c| c.gradient_clip_algorithm = "value".into()),
             ("lr", |c| c.lr = 0.0),
             ("lr", |c| c.lr = f64::NAN),
             ("beta2", |c| c.beta2 = 1.0),
@@ -276,6 +308,27 @@ mod tests {
                 }
                 other => panic!("{setting} was not refused: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn the_rate_is_scaled_once_and_a_resolved_configuration_is_its_own() {
+        for (scaling, expected) in [("none", 1e-3), ("linear", 6e-3), ("sqrt", 1e-3 * 6f64.sqrt())]
+        {
+            let plan = steps(|c| {
+                (c.devices, c.accumulate_grad_batches) = (2, 3);
+                c.lr_scaling = scaling.to_owned();
+                c.process_group_backend = "gloo".to_owned();
+            });
+            let plan = plan.expect("a configuration");
+            assert!(
+                (plan.resolved.lr - expected).abs() < 1e-12 && plan.schedule.lr == plan.resolved.lr
+            );
+            assert!(plan.notes[0].contains("ring"), "{:?}", plan.notes);
+            assert_eq!(plan.notes.len(), if scaling == "none" { 1 } else { 2 });
+            let again = Plan::new(&plan.resolved, &Environment::default()).expect("the same");
+            assert_eq!(again.resolved, plan.resolved);
+            assert_eq!(again.notes, [""; 0]);
         }
     }
 

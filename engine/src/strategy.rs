@@ -17,7 +17,8 @@ use crate::plan::Plan;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum StrategyConfig {
-    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`, `fsdp`, `zero1` to
+    /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`,
+    /// `ddp_find_unused_parameters_true` and `_false`, `fsdp`, `zero1` to
     /// `zero3`, `deepspeed_stage_1` to `_3`, `deepspeed` (stage 2). Text that starts with a brace is
     /// read as the JSON of a [`Strategy`].
     Name(String),
@@ -209,9 +210,11 @@ impl Default for ZeroStrategy {
 impl Strategy {
     /// Names that mean a strategy with its defaults, the first of each its own. `deepspeed` is the stage
     /// that DeepSpeed users get in Lightning if they name none.
-    pub(crate) const NAMES: [&'static str; 10] = [
+    pub(crate) const NAMES: [&'static str; 12] = [
         "single",
         "ddp",
+        "ddp_find_unused_parameters_false",
+        "ddp_find_unused_parameters_true",
         "fsdp",
         "zero1",
         "zero2",
@@ -226,7 +229,10 @@ impl Strategy {
         let zero = |stage| Self::Zero(ZeroStrategy { stage, ..ZeroStrategy::default() });
         Some(match name {
             "single" => Self::Single,
-            "ddp" => Self::Ddp(DdpStrategy::default()),
+            "ddp" | "ddp_find_unused_parameters_false" => Self::Ddp(DdpStrategy::default()),
+            "ddp_find_unused_parameters_true" => {
+                Self::Ddp(DdpStrategy { find_unused_parameters: true, ..DdpStrategy::default() })
+            }
             "fsdp" => Self::Fsdp(FsdpStrategy::default()),
             "zero1" | "deepspeed_stage_1" => zero(1),
             "zero2" | "deepspeed_stage_2" | "deepspeed" => zero(2),
@@ -409,7 +415,8 @@ mod tests {
     fn every_name_is_a_strategy_and_is_written_as_one() {
         for name in Strategy::NAMES {
             let strategy = Strategy::named(name).expect(name);
-            assert_eq!(strategy.to_config(), strategy.name().into());
+            let is_default = Strategy::named(strategy.name()) == Some(strategy.clone());
+            assert_eq!(strategy.to_config() == strategy.name().into(), is_default, "{name}");
             assert!(strategy.mistakes().is_empty());
         }
         let kept = FsdpStrategy {

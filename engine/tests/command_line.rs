@@ -73,7 +73,7 @@ fn wrong_input_is_one_line_and_exit_code_2() {
         (&["--resume=auto"], "`out`, which is not set"),
         (&["--resume=nothing"], "checkpoint.json"),
         (&["--out="], "out"),
-        (&["--config=nan.toml"], "lr: NaN is out of range"),
+        (&["--config=nan.toml"], "lr: \"NaN\" in nan.toml"),
         (&["--batch-size=18446744073709551615"], "batch_size: 18446744073709551615"),
         (&["--devices=3000"], "the limit is 256"),
         (&["--width=1000000000"], "width: 1000000000"),
@@ -124,7 +124,7 @@ fn a_run_leaves_what_the_contract_names_and_can_be_continued() {
     assert_eq!(metrics.lines().count(), 4, "three steps and a validation");
     let row: serde_json::Value =
         serde_json::from_str(metrics.lines().next().unwrap_or_default()).expect("a row");
-    let keys = "step epoch split loss grad_norm lr loss_scale skipped tokens tokens_per_s step_ms peak_rss_bytes peak_device_bytes";
+    let keys = "step epoch split loss grad_norm lr loss_scale skipped tokens tokens_per_s step_ms peak_rss_bytes peak_device_bytes memory";
     for key in keys.split(' ') {
         assert!(row.get(key).is_some(), "{key} is missing in {row}");
     }
@@ -185,7 +185,33 @@ fn print_config_shows_what_would_run_and_writes_nothing() {
     let config: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((config["lr"].as_f64(), config["layers"].as_u64()), (Some(0.25), Some(6)));
     assert_eq!(config["max_steps"].as_u64(), Some(7));
+    let sources =
+        serde_json::json!({ "lr": "--lr", "max_steps": "--max-steps", "model": "run.toml" });
+    assert_eq!(config["sources"], sources);
     assert!(!folder.path().join("runs").exists());
+}
+
+#[test]
+fn what_print_config_shows_can_be_read_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shown = |args: &[&str]| -> serde_json::Value {
+        let output = pyroclast(folder.path(), &[&["train", "--print-config"], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let mut shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        shown.as_object_mut().expect("settings").remove("sources");
+        shown
+    };
+    let first = shown(&[
+        "--devices=2",
+        "--lr-scaling=sqrt",
+        "--accumulate-grad-batches=3",
+        "--activation-checkpointing=types=Block",
+        r#"--strategy={"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}"#,
+        "--out=run",
+    ]);
+    let file = folder.path().join("again.json");
+    fs::write(file, first.to_string()).expect("a file");
+    assert_eq!(shown(&["--config=again.json"]), first);
 }
 
 #[test]

@@ -19,8 +19,15 @@ const MAX_MICRO_BATCHES: usize = 1 << 20;
 pub(super) struct Check(pub(super) Vec<Mistake>);
 
 /// Strategies that Lightning or DeepSpeed users may ask for and that this version does not build.
-const STRATEGIES_NOT_YET: [&str; 6] =
-    ["fsdp_", "zero3_", "ddp_", "hybrid_shard", "deepspeed_stage_2_", "deepspeed_stage_3_"];
+const STRATEGIES_NOT_YET: [&str; 7] = [
+    "ddp_spawn",
+    "ddp_notebook",
+    "hybrid_shard",
+    "fsdp_cpu_offload",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3_offload",
+    "zero3_offload_nvme",
+];
 
 impl Check {
     fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
@@ -90,7 +97,7 @@ impl Check {
         let strategy = Strategy::named(name);
         if strategy.is_none() {
             let known = Strategy::NAMES.join(", ");
-            let is_later = STRATEGIES_NOT_YET.iter().any(|later| name.starts_with(later));
+            let is_later = STRATEGIES_NOT_YET.contains(&name);
             let problem = match is_later {
                 true => format!("`{name}` is not in this version; there are auto, {known}"),
                 false => format!("unknown strategy `{name}`; there are auto, {known}"),
@@ -121,7 +128,44 @@ impl Check {
         }
     }
 
-    pub(super) fn schedule(&mut self, config: &TrainerConfig) -> Option<Schedule> {
+    /// The learning rate of all ranks together.
+    pub(super) fn scaled_lr(&mut self, config: &TrainerConfig, world: usize) -> f64 {
+        let micro_batches = world.saturating_mul(config.accumulate_grad_batches) as f64;
+        match config.lr_scaling.as_str() {
+            "none" => config.lr,
+            "linear" => config.lr * micro_batches,
+            "sqrt" => config.lr * micro_batches.sqrt(),
+            name => {
+                let problem = format!("unknown scaling `{name}`; there are none, linear, sqrt");
+                self.mistake("lr_scaling", problem);
+                config.lr
+            }
+        }
+    }
+
+    /// What moves numbers between ranks, and which ranks shard what.
+    pub(super) fn communication(&mut self, config: &TrainerConfig) {
+        match config.process_group_backend.as_str() {
+            "auto" | "ring" | "gloo" => {}
+            name @ ("nccl" | "mpi") => {
+                let problem = format!("`{name}` is not in this version; use auto or ring");
+                self.mistake("process_group_backend", problem);
+            }
+            name => {
+                let problem = format!("unknown backend `{name}`; there are auto, ring (also gloo)");
+                self.mistake("process_group_backend", problem);
+            }
+        }
+        if let Some((replicate, shard)) = config.device_mesh {
+            let problem = format!(
+                "a mesh of {replicate} replicas x {shard} shards is for HYBRID_SHARD, which is not in \
+                 this version; leave it out"
+            );
+            self.mistake("device_mesh", problem);
+        }
+    }
+
+    pub(super) fn schedule(&mut self, config: &TrainerConfig, lr: f64) -> Option<Schedule> {
         let decay = match config.schedule.as_str() {
             "constant" => Decay::Constant,
             "linear" => Decay::Linear,
@@ -132,7 +176,7 @@ impl Check {
                 return None;
             }
         };
-        Some(Schedule { lr: config.lr, warmup_steps: config.warmup_steps, decay })
+        Some(Schedule { lr, warmup_steps: config.warmup_steps, decay })
     }
 
     pub(super) fn limits(&mut self, config: &TrainerConfig) {

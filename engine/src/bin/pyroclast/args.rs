@@ -53,13 +53,13 @@ pub(crate) enum Command {
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) settings: Settings,
-    /// Settings from a TOML file, under the flags' names; flags win.
+    /// Settings from a TOML, JSON or YAML file, under the flags' names; flags win.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Settings from a DeepSpeed JSON file (not in this version).
     #[arg(long, value_name = "FILE")]
     pub(crate) deepspeed: Option<PathBuf>,
-    /// Print the resolved settings as JSON and end.
+    /// Print the resolved settings as JSON, with where each was set, and end.
     #[arg(long)]
     pub(crate) print_config: bool,
 }

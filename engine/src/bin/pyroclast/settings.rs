@@ -1,5 +1,8 @@
 //! Settings of `pyroclast train`: flags over file over defaults.
 
+mod file;
+
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -9,7 +12,7 @@ use pyroclast::{
     Environment, Error, Mistake, ProcessRank, StrategyConfig, TrainerConfig, environment,
 };
 use serde::{Deserialize, Serialize};
-use toml::Table;
+use serde_json::{Map, Value};
 
 use crate::misuse;
 
@@ -52,9 +55,15 @@ pub(crate) struct Settings {
     /// min_params=N.
     #[arg(long, value_name = "UNITS")]
     pub(crate) activation_checkpointing: Option<String>,
+    /// auto (default), ring, gloo (taken for ring).
+    #[arg(long)]
+    pub(crate) process_group_backend: Option<String>,
     /// cpu (default), gpu, wgpu, vulkan, cuda, auto.
     #[arg(long)]
     pub(crate) accelerator: Option<String>,
+    /// Replicas, and ranks that shard each (not in this version).
+    #[arg(long, value_name = "REPLICATE,SHARD", value_parser = mesh)]
+    pub(crate) device_mesh: Option<(usize, usize)>,
     /// Ranks on this node [default: 1]. Where each is a process, WORLD_SIZE says how many there are.
     #[arg(long)]
     pub(crate) devices: Option<usize>,
@@ -82,6 +91,9 @@ pub(crate) struct Settings {
     /// Learning rate [default: 1e-3].
     #[arg(long)]
     pub(crate) lr: Option<f64>,
+    /// none (default), linear, sqrt: by ranks x micro-batches.
+    #[arg(long)]
+    pub(crate) lr_scaling: Option<String>,
     /// AdamW's decay of the first moment [default: 0.9].
     #[arg(long)]
     pub(crate) beta1: Option<f64>,
@@ -156,28 +168,26 @@ pub(crate) struct Settings {
     pub(crate) save_weights: Option<PathBuf>,
 }
 
+/// Where settings come from, by name: a flag or a file. Others have their defaults.
+pub(crate) type Sources = BTreeMap<String, String>;
+
 impl Settings {
-    /// These settings, completed by those of a TOML file.
-    pub(crate) fn over_file(self, path: &Path) -> Result<Self, Error> {
-        let unreadable =
-            |error: std::io::Error| misuse("config", format!("{}: {error}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
-        let in_file = |error: toml::de::Error| {
-            let problem = error.to_string().lines().collect::<Vec<_>>().join(" ");
-            misuse("config", format!("{}: {problem}", path.display()))
-        };
-        let mut merged: Table = toml::from_str(&text).map_err(in_file)?;
-        let unknown: Vec<Mistake> = merged
-            .keys()
-            .filter(|key| !KEYS.contains(&key.as_str()))
-            .map(|key| unknown(key, path))
-            .collect();
-        if !unknown.is_empty() {
-            return Err(Error::Config(unknown));
+    /// These settings, completed by those of a file, and where each comes from.
+    pub(crate) fn over_file(self, path: Option<&Path>) -> Result<(Self, Sources), Error> {
+        let refuse = |error: serde_json::Error| misuse("config", error.to_string());
+        let mut merged = path.map_or_else(|| Ok(Map::new()), file::read)?;
+        let mut sources = Sources::default();
+        for key in merged.keys() {
+            let file = path.map(|path| path.display().to_string()).unwrap_or_default();
+            sources.insert(key.clone(), file);
         }
-        let given = Table::try_from(&self).map_err(|error| misuse("config", error.to_string()))?;
-        merged.extend(given);
-        merged.try_into().map_err(in_file)
+        let given: Value = serde_json::to_value(&self).map_err(refuse)?;
+        let given = given.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+        for (key, value) in given {
+            sources.insert(key.clone(), format!("--{}", key.replace('_', "-")));
+            merged.insert(key.clone(), value.clone());
+        }
+        Ok((serde_json::from_value(Value::Object(merged)).map_err(refuse)?, sources))
     }
 
     /// Sizes of the model.
@@ -208,12 +218,17 @@ impl Settings {
             activation_checkpointing: set
                 .activation_checkpointing
                 .unwrap_or(default.activation_checkpointing),
+            process_group_backend: set
+                .process_group_backend
+                .unwrap_or(default.process_group_backend),
+            device_mesh: set.device_mesh,
             accelerator: set.accelerator.unwrap_or(default.accelerator),
             devices: set.devices.unwrap_or(default.devices),
             num_nodes: set.num_nodes.unwrap_or(default.num_nodes),
             precision: set.precision.unwrap_or(default.precision),
             optimizer: set.optimizer.unwrap_or(default.optimizer),
             lr: set.lr.unwrap_or(default.lr),
+            lr_scaling: set.lr_scaling.unwrap_or(default.lr_scaling),
             beta1: set.beta1.unwrap_or(default.beta1),
             beta2: set.beta2.unwrap_or(default.beta2),
             eps: set.eps.unwrap_or(default.eps),
@@ -289,9 +304,10 @@ impl Settings {
     }
 
     /// A way to start ranks that this version does not have.
-    pub(crate) fn wrong_spawn(&self) -> Option<Mistake> {
+    pub(crate) fn wrong_spawn(&self, environment: &Environment) -> Option<Mistake> {
         let problem = match self.spawn.as_deref()? {
             "thread" => return None,
+            "process" if environment.process.is_some() => return None,
             "process" => format!("`process` is not in this version; {SET_RANKS}"),
             other => format!("unknown `{other}`; use `thread`"),
         };
@@ -300,7 +316,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 45] = [
+const KEYS: [&str; 48] = [
     "model",
     "layers",
     "heads",
@@ -312,7 +328,9 @@ const KEYS: [&str; 45] = [
     "batch_size",
     "strategy",
     "activation_checkpointing",
+    "process_group_backend",
     "accelerator",
+    "device_mesh",
     "devices",
     "num_nodes",
     "node_rank",
@@ -322,6 +340,7 @@ const KEYS: [&str; 45] = [
     "precision",
     "optimizer",
     "lr",
+    "lr_scaling",
     "beta1",
     "beta2",
     "eps",
@@ -353,18 +372,17 @@ fn path(text: &str) -> Result<PathBuf, std::convert::Infallible> {
     Ok(PathBuf::from(text))
 }
 
+/// Two numbers of ranks.
+fn mesh(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once(',').and_then(|(replicate, shard)| {
+        Some((replicate.trim().parse().ok()?, shard.trim().parse().ok()?))
+    });
+    numbers.ok_or_else(|| "write it as REPLICATE,SHARD, such as 2,4".to_owned())
+}
+
 /// A strategy's name or settings. What they mean is checked with all other settings.
 fn strategy(text: &str) -> Result<StrategyConfig, std::convert::Infallible> {
     Ok(text.into())
-}
-
-fn unknown(key: &str, file: &Path) -> Mistake {
-    let wanted = key.replace('-', "_");
-    let likeness = |known: &&&str| strsim::jaro_winkler(known, &wanted);
-    let nearest = KEYS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    let nearest = nearest.copied().unwrap_or_default();
-    let problem = format!("unknown key in {}; did you mean `{nearest}`?", file.display());
-    Mistake::new(key, problem)
 }
 
 #[cfg(test)]
@@ -375,7 +393,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.toml");
         std::fs::write(&path, file).expect("a file");
-        flags.over_file(&path)
+        flags.over_file(Some(&path)).map(|(settings, _)| settings)
     }
 
     #[test]
@@ -400,7 +418,7 @@ mod tests {
     fn wrong_files_are_refused() {
         for (file, expected) in [
             ("gradient_clipp_val = 1.0", "did you mean `gradient_clip_val`?"),
-            ("max_steps = \"many\"", "invalid type"),
+            ("max_steps = \"many\"", "max_steps: \"many\""),
             ("max_steps = ", "config"),
             ("max-steps = 3", "did you mean `max_steps`?"),
         ] {

@@ -39,14 +39,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Error> {
         let problem = format!("{}: DeepSpeed files are not in this version", path.display());
         return Err(misuse("deepspeed", problem));
     }
-    let settings = match &args.config {
-        Some(path) => args.settings.clone().over_file(path)?,
-        None => args.settings.clone(),
-    };
+    let (settings, sources) = args.settings.clone().over_file(args.config.as_deref())?;
     let mut run = resolve(settings)?;
     if args.print_config {
         if run.trainer.plan().is_first() {
-            say(&format!("{:#}", run.recorded));
+            let mut shown = run.recorded;
+            shown["sources"] = json!(sources);
+            say(&format!("{shown:#}"));
         }
         return Ok(());
     }
@@ -57,8 +56,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Error> {
 
 /// Checks all settings, and reports all mistakes together.
 fn resolve(mut settings: Settings) -> Result<Run, Error> {
-    let mut mistakes = Vec::from_iter(settings.wrong_spawn());
+    let mut mistakes = vec![];
     let environment = settings.environment(&mut mistakes);
+    mistakes.extend(settings.wrong_spawn(&environment));
     let is_first = environment.process.as_ref().is_none_or(|process| process.rank == 0);
     let model = settings.model(&mut mistakes);
     let sampling = sampling(&settings, &mut mistakes);
@@ -247,6 +247,7 @@ fn introduce(settings: &Settings, model: &GptConfig, bytes: usize, plan: &Plan) 
         _ => ", which they share",
     };
     let (strategy, accelerator) = (plan.describe_strategy(), plan.accelerator);
+    plan.notes.iter().for_each(|note| say(&format!("note        {note}")));
     say(&format!("training    {strategy}, {} {ranks} on {accelerator}{shared}", plan.world));
 }
 
