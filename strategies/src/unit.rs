@@ -71,6 +71,8 @@ pub(crate) struct UnitCell {
     recomputes: AtomicBool,
     /// Whether it does so for a run that stores it with the unit around it.
     recomputes_for_run: AtomicBool,
+    /// Whether its block draws random numbers in training.
+    draws: AtomicBool,
     /// Functions that are known to capture no tracked tensor.
     checked: Mutex<HashSet<TypeId>>,
     installed: Mutex<Option<Installed>>,
@@ -89,9 +91,12 @@ pub(crate) struct Installed {
 }
 
 impl UnitCell {
-    fn new<M>() -> Self {
+    fn new<M: Module>(module: &M) -> Self {
+        let mut dropout = FindDropout(false);
+        module.visit(&mut dropout);
         Self {
             type_name: short_type_name::<M>(),
+            draws: AtomicBool::new(dropout.0),
             recomputes: AtomicBool::new(false),
             recomputes_for_run: AtomicBool::new(false),
             checked: Mutex::default(),
@@ -106,6 +111,10 @@ impl UnitCell {
     /// Makes a unit that is stored with the one around it recompute its activations, or not.
     pub(crate) fn set_recomputes_for_run(&self, recomputes: bool) {
         self.recomputes_for_run.store(recomputes, Ordering::Relaxed);
+    }
+
+    fn draws(&self) -> bool {
+        self.draws.load(Ordering::Relaxed)
     }
 
     fn recomputes(&self) -> bool {
@@ -143,17 +152,27 @@ impl UnitCell {
 impl<M: Module> Unit<M> {
     /// Declares `module` a unit.
     pub fn new(module: M) -> Self {
-        Self { module, cell: Arc::new(UnitCell::new::<M>()) }
+        let cell = Arc::new(UnitCell::new(&module));
+        Self { module, cell }
     }
 
     /// Makes the unit recompute its activations in the backward pass instead of keeping them (activation
     /// checkpointing), with any strategy and with none.
     ///
-    /// What the block draws from its device's random generator is drawn again. Where several ranks are
-    /// threads of one process they share that generator, and a block that draws must not be recomputed.
+    /// What Burn's `Dropout` draws is drawn again; a block that draws otherwise
+    /// [says so](Self::with_random_draws). Where several ranks are threads of one process they share its
+    /// generator, and a block that draws must not be recomputed.
     #[must_use]
     pub fn with_activation_checkpointing(self) -> Self {
         self.cell.recomputes.store(true, Ordering::Relaxed);
+        self
+    }
+
+    /// Declares that the block draws random numbers, other than with Burn's `Dropout`, which is known to:
+    /// where the unit recomputes its activations, the generator of its device is given the same seed twice.
+    #[must_use]
+    pub fn with_random_draws(self) -> Self {
+        self.cell.draws.store(true, Ordering::Relaxed);
         self
     }
 
@@ -264,6 +283,15 @@ pub fn any_recomputes<M: Module>(model: &M) -> bool {
     let mut find = FindRecomputing(false);
     model.visit(&mut find);
     find.0
+}
+
+/// Looks for Burn's `Dropout`.
+struct FindDropout(bool);
+
+impl ModuleVisitor for FindDropout {
+    fn enter_module(&mut self, _name: &str, container: &str) {
+        self.0 |= container.ends_with("Dropout");
+    }
 }
 
 struct FindRecomputing(bool);

@@ -42,26 +42,31 @@ thread_local! {
 #[derive(Clone, Debug)]
 pub(super) struct Draws {
     device: Device,
-    seed: u64,
+    /// None for a unit that draws nothing: others of the process may be drawing.
+    seed: Option<u64>,
 }
 
 impl Draws {
     /// For a run of a unit that begins.
     pub(super) fn of(cell: &UnitCell, device: &Device) -> Self {
         let device = device.clone().without_autodiff();
-        let seed = next_seed(cell, &device);
+        let seed = cell.draws().then(|| next_seed(cell, &device));
         Self { device, seed }
     }
 
     /// Runs `f` with these numbers.
     pub(super) fn run<R>(&self, f: impl FnOnce() -> R) -> R {
-        let _restore = Restore(WITHIN.replace(Some(Seeds::new(self.seed))));
-        self.device.seed(self.seed);
+        let Some(seed) = self.seed else { return f() };
+        let _restore = Restore(WITHIN.replace(Some(Seeds::new(seed))));
+        self.device.seed(seed);
         f()
     }
 
     /// Runs `f` with these numbers once more, and goes on with others.
     pub(super) fn again<R>(&self, cell: &UnitCell, f: impl FnOnce() -> R) -> R {
+        if self.seed.is_none() {
+            return f();
+        }
         let onward = next_seed(cell, &self.device);
         let result = self.run(f);
         self.device.seed(onward);
