@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Gradients};
-use pyroclast_kernels::flat::FlatTensor;
 use pyroclast_kernels::gradient;
 
 pub use self::persist::StateEntry;
@@ -23,14 +22,14 @@ use crate::events::Events;
 use crate::gathers::Gathers;
 use crate::group::{Pending, ProcessGroup};
 use crate::initialise::{Initialised, Place, initialise};
-use crate::layout::{Layout, ROOT};
+use crate::layout::{Buffers, FrozenParams, Layout, ROOT};
 use crate::memory::{Category, Held, Ledger};
 use crate::optimizer::{FlatOptimizer, Gradients1d, Update};
 use crate::policy::PolicyPurpose;
 use crate::run::{Run, RunWeights};
 use crate::stage::{AfterForward, Stage};
 use crate::unit::{Installed, Seeds};
-use crate::weights::{fill, hollow_out};
+use crate::weights::{Weights, fill, hollow_out, lend};
 
 /// One rank's part in the training of one model: layout, weights, gradient buckets and optimizer.
 ///
@@ -43,7 +42,7 @@ pub struct DataParallel {
     unused: Unused,
     run: Arc<Run>,
     /// What the model's parameters are views of, by unit, where they are not sharded.
-    lent: Vec<FlatTensor>,
+    lent: Vec<Weights>,
     optimizer: FlatOptimizer,
     /// Counts the weights that the model shares.
     _held: Vec<Held>,
@@ -89,14 +88,18 @@ impl DataParallel {
         group: &Arc<ProcessGroup>,
         setup: &Setup,
     ) -> Result<(M, Self), Error> {
-        let layout = Arc::new(Layout::wrapped(&model, group.world(), &setup.wrap)?);
+        // One rank owns everything.
+        let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
+        let frozen = match stage.shards_parameters() {
+            true => FrozenParams::InUnits,
+            false => FrozenParams::InModel,
+        };
+        let layout = Arc::new(Layout::wrapped(&model, group.world(), (&setup.wrap, frozen))?);
         let facts: Vec<_> = layout.declared().iter().map(|unit| unit.facts.clone()).collect();
         let recompute = setup
             .activation_checkpointing
             .choose(PolicyPurpose::ActivationCheckpointing, &facts)?;
         agree::on_layout(&layout, group)?;
-        // One rank owns everything.
-        let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
         let device = model.devices().into_iter().next().unwrap_or_else(Device::flex).autodiff();
         let (ledger, events) = (Ledger::default(), Events::default());
         let place = Place { layout: &layout, group, stage, ledger: &ledger, device: &device };
@@ -114,9 +117,9 @@ impl DataParallel {
                 (vec![], RunWeights::Sharded(Box::new(gathers)), vec![])
             }
             false => {
-                let bytes = |values: &Vec<f32>| size_of_val(&values[..]);
+                let bytes = |values: &Buffers<Vec<f32>>| size_of_val(&values.trained[..]);
                 let held = ledger.hold(Category::ParametersFull, stored.iter().map(bytes).sum());
-                let lend = |values| FlatTensor::new(values, &device);
+                let lend = |values: Buffers<_>| lend(values.trained, &device);
                 (stored.into_iter().map(lend).collect(), RunWeights::InModel, vec![held])
             }
         };
@@ -212,7 +215,7 @@ impl DataParallel {
         let root = self.told(gathers.begin_pass())?;
         let Run { layout, mappers, device, .. } = &*self.run;
         let model =
-            fill(model, (layout, mappers), device, |unit| (unit == ROOT).then_some(&root.flat));
+            fill(model, (layout, mappers), device, |unit| (unit == ROOT).then_some(&root.weights));
         gathers.keep_root(root);
         Ok(model)
     }
@@ -323,15 +326,15 @@ impl DataParallel {
         let RunWeights::Sharded(gathers) = &run.weights else { return };
         run.buckets.for_each(|unit, gradients, seen| {
             let gradients = Gradients1d { gradients, seen };
-            gathers.with_shard(unit, |weights| {
-                optimizer.step_unit(update, (unit, &run.layout.units[unit]), weights, gradients);
+            gathers.with_shards(unit, |Buffers { trained, .. }| {
+                optimizer.step_unit(update, (unit, &run.layout.units[unit]), trained, gradients);
             });
         });
     }
 
     fn step_lent(&mut self, update: Update) -> Result<(), Error> {
         let Self { run, optimizer, stage, .. } = self;
-        let mut whole: Vec<Vec<f32>> = self.lent.drain(..).map(FlatTensor::into_values).collect();
+        let mut whole: Vec<Vec<f32>> = self.lent.drain(..).map(|lent| lent.trained.into_values()).collect();
         let mut gathering: Vec<Option<Pending<Vec<f32>>>> = vec![];
         run.buckets.for_each(|unit, gradients, seen| {
             let layout = &run.layout.units[unit];
@@ -349,13 +352,12 @@ impl DataParallel {
                 *weights = pending.wait()?;
             }
         }
-        self.lent =
-            whole.into_iter().map(|weights| FlatTensor::new(weights, &run.device)).collect();
+        self.lent = whole.into_iter().map(|weights| lend(weights, &run.device)).collect();
         Ok(())
     }
 
-    /// Gives every rank rank 0's frozen parameters and buffers. Running statistics differ between
-    /// ranks, which see different data, until this is called.
+    /// Gives every rank rank 0's buffers, and the frozen parameters that are not sharded. Running
+    /// statistics differ between ranks, which see different data, until this is called.
     ///
     /// # Errors
     ///

@@ -14,11 +14,11 @@ use pyroclast_kernels::flat::FlatTensor;
 use crate::error::Error;
 use crate::events::{Event, Events};
 use crate::group::{Pending, ProcessGroup};
-use crate::layout::{Layout, ROOT};
+use crate::layout::{Buffers, Kind, Layout, ROOT, UnitLayout};
 use crate::memory::{Category, Held, Ledger};
 use crate::shard::shard;
 use crate::stage::{AfterForward, BackwardPrefetch, Gathering};
-use crate::weights::FullUnit;
+use crate::weights::{FullUnit, Weights};
 
 /// The shards of a rank, and the gathers that it takes part in.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Gathers {
 #[derive(Debug, Default)]
 struct State {
     /// By unit.
-    shards: Vec<Shard>,
+    shards: Vec<Shards>,
     /// Launched and not yet waited for, by unit.
     pending: BTreeMap<usize, InFlight>,
     /// Weights that stay whole for a while, by unit, and how many backward passes will use them.
@@ -49,30 +49,39 @@ struct State {
     diverged: bool,
 }
 
+/// A rank's own parts of a unit's flat buffers.
 #[derive(Debug)]
-struct Shard {
-    values: Vec<f32>,
+struct Shards {
+    values: Buffers<Vec<f32>>,
     _held: Held,
 }
 
 #[derive(Debug)]
 struct InFlight {
-    weights: Pending<Vec<f32>>,
+    /// None for empty buffers.
+    weights: Buffers<Option<Pending<Vec<f32>>>>,
     held: Held,
 }
 
+impl InFlight {
+    fn wait(self) -> Result<(Buffers<Vec<f32>>, Held), Error> {
+        let wait = |pending: Option<Pending<_>>| pending.map_or(Ok(vec![]), Pending::wait);
+        Ok((self.weights.try_map(|_, pending| wait(pending))?, self.held))
+    }
+}
+
 impl Gathers {
-    /// `shards` holds each unit's own part.
+    /// `shards` holds this rank's part of each unit.
     pub(crate) fn new(
         layout: &Arc<Layout>,
         group: &Arc<ProcessGroup>,
         settings: Gathering,
         (ledger, events): (&Ledger, &Events),
-        (device, shards): (&Device, Vec<Vec<f32>>),
+        (device, shards): (&Device, Vec<Buffers<Vec<f32>>>),
     ) -> Self {
-        let held = |values: Vec<f32>| Shard {
-            _held: ledger.hold(Category::ParametersSharded, size_of_val(&values[..])),
-            values,
+        let held = |values: Buffers<Vec<f32>>| {
+            let bytes = size_of_val(&values.trained[..]) + size_of_val(&values.frozen[..]);
+            Shards { _held: ledger.hold(Category::ParametersSharded, bytes), values }
         };
         let state = State { shards: shards.into_iter().map(held).collect(), ..State::default() };
         Self {
@@ -112,7 +121,7 @@ impl Gathers {
         }
         state.kept.clear();
         let pending = std::mem::take(&mut state.pending);
-        pending.into_values().try_for_each(|in_flight| in_flight.weights.wait().map(drop))
+        pending.into_values().try_for_each(|in_flight| in_flight.wait().map(drop))
     }
 
     /// The weights for a unit's forward pass, and the pass's number, by which its backward pass will be
@@ -186,21 +195,21 @@ impl Gathers {
         self.lock().kept.insert(ROOT, (root, 1));
     }
 
-    /// Hands a unit's own part to `change`.
-    pub(crate) fn with_shard(&self, unit: usize, change: impl FnOnce(&mut [f32])) {
+    /// Hands this rank's part of a unit to `change`.
+    pub(crate) fn with_shards(&self, unit: usize, change: impl FnOnce(&mut Buffers<Vec<f32>>)) {
         change(&mut self.lock().shards[unit].values);
     }
 
-    /// A unit's own part within a buffer for the whole of it.
-    pub(crate) fn own_part(&self, unit: usize) -> Vec<f32> {
-        self.buffer(&self.lock(), unit)
+    /// This rank's part of one of a unit's buffers, within a buffer for the whole of it.
+    pub(crate) fn own_part(&self, unit: usize, kind: Kind) -> Vec<f32> {
+        self.buffer(&self.lock(), unit, kind)
     }
 
-    fn buffer(&self, state: &State, unit: usize) -> Vec<f32> {
-        let len = self.layout.units[unit].len;
+    fn buffer(&self, state: &State, unit: usize, kind: Kind) -> Vec<f32> {
+        let (_, len) = self.layout.units[unit].buffer(kind);
         let mut buffer = vec![0.0; len];
         let own = shard(len, self.group.world(), self.group.rank());
-        buffer[own].copy_from_slice(&state.shards[unit].values);
+        buffer[own].copy_from_slice(state.shards[unit].values.of(kind));
         buffer
     }
 
@@ -209,10 +218,16 @@ impl Gathers {
     }
 
     fn launch(&self, state: &State, unit: usize) -> InFlight {
-        let buffer = self.buffer(state, unit);
-        let held = self.ledger.hold(Category::ParametersFull, size_of_val(&buffer[..]));
+        let UnitLayout { len, frozen_len, .. } = self.layout.units[unit];
+        let bytes = (len + frozen_len) * size_of::<f32>();
+        let held = self.ledger.hold(Category::ParametersFull, bytes);
         self.events.push(Event::Gather(unit));
-        InFlight { weights: self.group.all_gather_unit(unit, buffer), held }
+        let gather = |kind: Kind, len: usize| {
+            let buffer = || self.buffer(state, unit, kind);
+            (len > 0).then(|| self.group.all_gather_unit(unit, buffer()))
+        };
+        let (trained, frozen) = (gather(Kind::Trained, len), gather(Kind::Frozen, frozen_len));
+        InFlight { weights: Buffers { trained, frozen }, held }
     }
 
     fn launch_ahead(&self, state: &mut State, unit: usize) {
@@ -248,7 +263,9 @@ impl Gathers {
 
     fn arrived(&self, unit: usize, in_flight: InFlight) -> Result<Arc<FullUnit>, Error> {
         self.events.push(Event::GatherWait(unit));
-        let flat = FlatTensor::new(in_flight.weights.wait()?, &self.device);
-        Ok(Arc::new(FullUnit { flat, _held: in_flight.held }))
+        let (values, held) = in_flight.wait()?;
+        let lend = |values| FlatTensor::new(values, &self.device);
+        let weights = Weights { trained: lend(values.trained), frozen: lend(values.frozen) };
+        Ok(Arc::new(FullUnit { weights, _held: held }))
     }
 }

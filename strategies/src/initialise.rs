@@ -9,7 +9,7 @@ use pyroclast_kernels::interop;
 
 use crate::error::Error;
 use crate::group::ProcessGroup;
-use crate::layout::Layout;
+use crate::layout::{Buffers, Kind, Layout, Stored, UnitLayout};
 use crate::memory::{Category, Held, Ledger};
 use crate::shard::shard;
 use crate::stage::Stage;
@@ -17,11 +17,11 @@ use crate::weights::{Mappers, hollow};
 
 /// What initialisation leaves.
 pub(crate) struct Initialised<M> {
-    /// Without the numbers of its trainable parameters.
+    /// Without the numbers of the parameters that are laid out.
     pub(crate) model: M,
     pub(crate) mappers: Mappers,
-    /// By unit, what this rank stores: everything, or its shard.
-    pub(crate) stored: Vec<Vec<f32>>,
+    /// By unit, what this rank stores: everything, or its shards.
+    pub(crate) stored: Vec<Buffers<Vec<f32>>>,
 }
 
 /// Where an initialisation happens.
@@ -42,11 +42,14 @@ pub(crate) struct Place<'a> {
 /// [`Error::Read`], or what ended a collective.
 pub(crate) fn initialise<M: Module>(model: M, place: Place<'_>) -> Result<Initialised<M>, Error> {
     let units = &place.layout.units;
-    let staged = units.iter().map(|unit| Staged { left: unit.params.len(), values: None });
+    let staged = |kind| {
+        let left = |unit: &UnitLayout| unit.buffer(kind).0.len();
+        units.iter().map(|unit| Staged { left: left(unit), values: None }).collect()
+    };
     let mut map = Initialise {
         place,
-        staged: staged.collect(),
-        stored: vec![vec![]; units.len()],
+        staged: Buffers { trained: staged(Kind::Trained), frozen: staged(Kind::Frozen) },
+        stored: vec![Buffers::default(); units.len()],
         mappers: Mappers::default(),
         seen: HashSet::new(),
         error: None,
@@ -60,14 +63,15 @@ pub(crate) fn initialise<M: Module>(model: M, place: Place<'_>) -> Result<Initia
 
 struct Initialise<'a> {
     place: Place<'a>,
-    staged: Vec<Staged>,
-    stored: Vec<Vec<f32>>,
+    /// By unit.
+    staged: Buffers<Vec<Staged>>,
+    stored: Vec<Buffers<Vec<f32>>>,
     mappers: Mappers,
     seen: HashSet<ParamId>,
     error: Option<Error>,
 }
 
-/// A unit whose parameters are being collected.
+/// A flat buffer whose parameters are being collected.
 struct Staged {
     /// Parameters to come.
     left: usize,
@@ -79,37 +83,38 @@ impl Initialise<'_> {
         self.place.group.rank() == 0
     }
 
-    /// Takes the numbers of a parameter into its unit's buffer, on the rank that has them.
+    /// Takes the numbers of a parameter into its flat buffer, on the rank that has them.
     fn stage<const D: usize>(
         &mut self,
-        (unit, position): (usize, usize),
+        Stored { unit, kind, slot }: Stored<'_>,
         param: Param<Tensor<D>>,
     ) -> Result<(), Error> {
         let Place { layout, ledger, .. } = self.place;
-        let (layout, range) = (&layout.units[unit], layout.slot((unit, position)).range.clone());
-        let staged = &mut self.staged[unit];
+        let (len, range) = (layout.units[unit].buffer(kind).1, slot.range.clone());
+        let staged = &mut self.staged.of_mut(kind)[unit];
         staged.left -= 1;
         let (values, _) = staged.values.get_or_insert_with(|| {
-            let held = ledger.hold(Category::ParametersFull, layout.len * size_of::<f32>());
-            (vec![0.0; layout.len], held)
+            let held = ledger.hold(Category::ParametersFull, len * size_of::<f32>());
+            (vec![0.0; len], held)
         });
         if self.place.group.rank() == 0 {
             let tensor = param.consume().1.without_autodiff().reshape([-1]);
             interop::read_all(vec![tensor], |_, read| values[range.clone()].copy_from_slice(read))
                 .map_err(|source| Error::Read { what: "parameters".to_owned(), source })?;
         }
-        if self.staged[unit].left == 0 { self.deliver(unit) } else { Ok(()) }
+        if staged.left == 0 { self.deliver(unit, kind) } else { Ok(()) }
     }
 
-    /// Gives every rank what it stores of a unit that is complete.
-    fn deliver(&mut self, unit: usize) -> Result<(), Error> {
+    /// Gives every rank what it stores of a buffer that is complete.
+    fn deliver(&mut self, unit: usize, kind: Kind) -> Result<(), Error> {
         let Place { group, stage, .. } = self.place;
-        let Some((values, _held)) = self.staged[unit].values.take() else { return Ok(()) };
+        let staged = &mut self.staged.of_mut(kind)[unit];
+        let Some((values, _held)) = staged.values.take() else { return Ok(()) };
         let len = values.len();
         if len == 0 {
             return Ok(());
         }
-        self.stored[unit] = match stage.shards_parameters() {
+        *self.stored[unit].of_mut(kind) = match stage.shards_parameters() {
             true => {
                 let scattered = group.scatter_unit(unit, values).wait()?;
                 scattered[shard(len, group.world(), group.rank())].to_vec()
@@ -125,18 +130,18 @@ impl ModuleMapper for Initialise<'_> {
         if self.error.is_some() {
             return param;
         }
-        let Some(place) = self.place.layout.locate(param.id) else {
+        let Some(stored) = self.place.layout.stored(param.id) else {
             if self.is_first() {
-                // Frozen parameters take their turn in the drawing.
+                // Frozen parameters that stay in the model take their turn in the drawing.
                 let _ = param.base();
             }
             return param;
         };
         let id = param.id;
-        let hollow = hollow(id, self.place.layout.slot(place), self.place.device);
+        let hollow = hollow(id, stored, self.place.device);
         if self.seen.insert(id) {
             self.mappers.keep(&param);
-            self.error = self.stage(place, param).err();
+            self.error = self.stage(stored, param).err();
         }
         hollow
     }

@@ -1,7 +1,8 @@
-//! Where every trainable parameter lives: its identity is its path, its storage a range of its
-//! unit's flat buffer.
+//! Where every parameter lives: its identity is its path, its storage a range of its unit's flat
+//! buffer. Frozen parameters have buffers of their own where they are sharded; where they are not, they
+//! stay in the model.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,14 +30,14 @@ pub struct ParamInfo {
     pub shape: Vec<usize>,
 }
 
-/// A trainable parameter and its place.
+/// A parameter and its place.
 #[derive(Clone, Debug)]
 pub struct ParamSlot {
     /// Path and shape.
     pub info: ParamInfo,
     /// Further paths at which the same parameter stands (tied weights).
     pub aliases: Vec<String>,
-    /// Elements of the unit's flat buffer.
+    /// Elements of the flat buffer.
     pub range: Range<usize>,
     pub(crate) id: ParamId,
 }
@@ -44,12 +45,93 @@ pub struct ParamSlot {
 /// The parameters that are stored and communicated together.
 #[derive(Clone, Debug, Default)]
 pub struct UnitLayout {
-    /// In the order in which the module is traversed.
+    /// Trainable parameters, in the order in which the module is traversed.
     pub params: Vec<ParamSlot>,
-    /// Elements of the flat buffer, padding included: a multiple of world x [`ALIGNMENT`].
+    /// Elements of their flat buffer, padding included: a multiple of world x [`ALIGNMENT`].
     pub len: usize,
+    /// Frozen parameters, where they are sharded. They have no gradient and no optimizer state.
+    pub frozen: Vec<ParamSlot>,
+    /// Elements of their flat buffer, as `len`.
+    pub frozen_len: usize,
     /// Units around this one.
     pub(crate) around: Vec<usize>,
+}
+
+impl UnitLayout {
+    /// What lies in one of the unit's flat buffers, and how long that is.
+    pub(crate) fn buffer(&self, kind: Kind) -> (&[ParamSlot], usize) {
+        match kind {
+            Kind::Trained => (&self.params, self.len),
+            Kind::Frozen => (&self.frozen, self.frozen_len),
+        }
+    }
+
+    fn buffer_mut(&mut self, kind: Kind) -> (&mut Vec<ParamSlot>, &mut usize) {
+        match kind {
+            Kind::Trained => (&mut self.params, &mut self.len),
+            Kind::Frozen => (&mut self.frozen, &mut self.frozen_len),
+        }
+    }
+}
+
+/// Which of a unit's flat buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Trained,
+    Frozen,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 2] = [Self::Trained, Self::Frozen];
+}
+
+/// Something for each of a unit's flat buffers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Buffers<T> {
+    pub(crate) trained: T,
+    pub(crate) frozen: T,
+}
+
+impl<T> Buffers<T> {
+    pub(crate) fn of(&self, kind: Kind) -> &T {
+        match kind {
+            Kind::Trained => &self.trained,
+            Kind::Frozen => &self.frozen,
+        }
+    }
+
+    pub(crate) fn of_mut(&mut self, kind: Kind) -> &mut T {
+        match kind {
+            Kind::Trained => &mut self.trained,
+            Kind::Frozen => &mut self.frozen,
+        }
+    }
+
+    /// What `each` makes of both.
+    pub(crate) fn try_map<U, E>(
+        self,
+        mut each: impl FnMut(Kind, T) -> Result<U, E>,
+    ) -> Result<Buffers<U>, E> {
+        let trained = each(Kind::Trained, self.trained)?;
+        Ok(Buffers { trained, frozen: each(Kind::Frozen, self.frozen)? })
+    }
+}
+
+/// A parameter that lies in a flat buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored<'a> {
+    pub(crate) unit: usize,
+    pub(crate) kind: Kind,
+    pub(crate) slot: &'a ParamSlot,
+}
+
+/// Where frozen parameters are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrozenParams {
+    /// In the model, on every rank.
+    InModel,
+    /// In flat buffers.
+    InUnits,
 }
 
 /// The layout of a whole model. Unit [`ROOT`] comes first, then declared units in traversal order.
@@ -57,8 +139,8 @@ pub struct UnitLayout {
 pub struct Layout {
     /// All units; a unit may be empty.
     pub units: Vec<UnitLayout>,
-    /// By identity: unit and position within its parameters.
-    index: HashMap<ParamId, (usize, usize)>,
+    /// By identity: unit, buffer, and position in it.
+    index: HashMap<ParamId, (usize, Kind, usize)>,
     /// Every declared unit in traversal order.
     declared: Vec<Declared>,
 }
@@ -85,7 +167,7 @@ impl Layout {
     ///
     /// [`Error::NothingToTrain`] if no float parameter requires a gradient.
     pub fn of<M: Module>(model: &M, world: usize) -> Result<Self, Error> {
-        Self::wrapped(model, world, &UnitPolicy::All)
+        Self::wrapped(model, world, (&UnitPolicy::All, FrozenParams::InModel))
     }
 
     /// As [`Self::of`], with only those units by themselves that `wrap` chooses. The parameters of the
@@ -94,10 +176,18 @@ impl Layout {
     /// # Errors
     ///
     /// As [`Self::of`]; [`Error::UnknownUnits`] if the policy names what there is not.
-    pub fn wrapped<M: Module>(model: &M, world: usize, wrap: &UnitPolicy) -> Result<Self, Error> {
-        let mut collect = Collect::default();
+    pub(crate) fn wrapped<M: Module>(
+        model: &M,
+        world: usize,
+        (wrap, frozen): (&UnitPolicy, FrozenParams),
+    ) -> Result<Self, Error> {
+        let frozen = match frozen {
+            FrozenParams::InModel => HashSet::new(),
+            FrozenParams::InUnits => parameters::frozen(model),
+        };
+        let mut collect = Collect { frozen, ..Collect::default() };
         model.visit(&mut collect);
-        if collect.found.is_empty() {
+        if collect.found.iter().all(|found| found.kind == Kind::Frozen) {
             return Err(Error::NothingToTrain);
         }
         let facts: Vec<UnitFacts> = collect.cells.iter().map(|(_, facts)| facts.clone()).collect();
@@ -128,27 +218,38 @@ impl Layout {
             }
         }
         let mut index = HashMap::new();
-        for Found { around, info, aliases, id } in collect.found {
+        for Found { around, kind, info, aliases, id } in collect.found {
             let places: Vec<usize> = around.iter().map(|around| unit_of(around)).collect();
             let is_tied_across = places.iter().any(|unit| *unit != places[0]);
             let at = if is_tied_across { ROOT } else { places[0] };
-            let unit = &mut units[at];
-            let len = info.shape.iter().product::<usize>();
-            let range = unit.len..unit.len + len;
-            unit.len = range.end.next_multiple_of(ALIGNMENT);
-            index.insert(id, (at, unit.params.len()));
-            unit.params.push(ParamSlot { info, aliases, range, id });
+            let (params, end) = units[at].buffer_mut(kind);
+            let range = *end..*end + info.shape.iter().product::<usize>();
+            *end = range.end.next_multiple_of(ALIGNMENT);
+            index.insert(id, (at, kind, params.len()));
+            params.push(ParamSlot { info, aliases, range, id });
         }
         for unit in &mut units {
-            unit.len = unit.len.next_multiple_of(world * ALIGNMENT);
+            for len in [&mut unit.len, &mut unit.frozen_len] {
+                *len = len.next_multiple_of(world * ALIGNMENT);
+            }
         }
         Ok(Self { units, index, declared })
     }
 
-    /// Unit and position of a trainable parameter; `None` for frozen parameters and buffers.
+    /// The place of a parameter, if it lies in a flat buffer: trainable parameters do, buffers do not.
+    #[must_use]
+    pub(crate) fn stored(&self, id: ParamId) -> Option<Stored<'_>> {
+        let (unit, kind, position) = *self.index.get(&id)?;
+        Some(Stored { unit, kind, slot: &self.units[unit].buffer(kind).0[position] })
+    }
+
+    /// Unit and position of a trainable parameter.
     #[must_use]
     pub(crate) fn locate(&self, id: ParamId) -> Option<(usize, usize)> {
-        self.index.get(&id).copied()
+        match *self.index.get(&id)? {
+            (unit, Kind::Trained, position) => Some((unit, position)),
+            (_, Kind::Frozen, _) => None,
+        }
     }
 
     /// The place of a trainable parameter.
@@ -161,7 +262,7 @@ impl Layout {
         &self.declared
     }
 
-    /// All slots with the index of their unit.
+    /// The slots of all trainable parameters with the index of their unit.
     pub fn slots(&self) -> impl Iterator<Item = (usize, &ParamSlot)> {
         self.units
             .iter()
@@ -179,10 +280,16 @@ impl Layout {
     pub(crate) fn fingerprint(&self) -> String {
         use std::fmt::Write;
         let mut text = String::new();
-        for (unit, ParamSlot { info, aliases, range, .. }) in self.slots() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{unit} {} {:?} {aliases:?} {range:?}", info.path, info.shape);
-        }
+        let of_unit = |(unit, layout): (usize, &UnitLayout)| {
+            let buffers = [&layout.params[..], &layout.frozen[..]];
+            for ParamSlot { info, aliases, range, .. } in buffers.into_iter().flatten() {
+                let (path, shape) = (&info.path, &info.shape);
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "{unit} {path} {shape:?} {aliases:?} {range:?}");
+            }
+            text.push('\n');
+        };
+        self.units.iter().enumerate().for_each(of_unit);
         text
     }
 }
@@ -190,6 +297,7 @@ impl Layout {
 struct Found {
     /// For each place where the parameter stands, the declared units around it, innermost last.
     around: Vec<Vec<usize>>,
+    kind: Kind,
     info: ParamInfo,
     aliases: Vec<String>,
     id: ParamId,
@@ -197,6 +305,8 @@ struct Found {
 
 #[derive(Default)]
 struct Collect {
+    /// Frozen parameters that lie in flat buffers.
+    frozen: HashSet<ParamId>,
     path: Vec<String>,
     found: Vec<Found>,
     position: HashMap<ParamId, usize>,
@@ -240,9 +350,11 @@ impl ModuleVisitor for Collect {
         for cell in &around {
             self.cells[*cell].1.paths.push(path.clone());
         }
-        if !parameters::is_trainable(param) {
-            return;
-        }
+        let kind = match self.frozen.contains(&param.id) {
+            true => Kind::Frozen,
+            false if parameters::is_trainable(param) => Kind::Trained,
+            false => return,
+        };
         let info = ParamInfo { path, shape: param.lazy_shape().to_vec() };
         for cell in &around {
             self.cells[*cell].1.elements += info.shape.iter().product::<usize>();
@@ -254,7 +366,7 @@ impl ModuleVisitor for Collect {
             return;
         }
         self.position.insert(param.id, self.found.len());
-        self.found.push(Found { around: vec![around], info, aliases: vec![], id: param.id });
+        self.found.push(Found { around: vec![around], kind, info, aliases: vec![], id: param.id });
     }
 }
 

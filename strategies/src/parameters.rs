@@ -125,6 +125,66 @@ pub(crate) fn is_trainable<const D: usize>(param: &Param<Tensor<D>>) -> bool {
     }
 }
 
+/// The parameters that are not to be trained. Running statistics, which are not either, are no
+/// parameters: Burn does not let them require a gradient.
+pub(crate) fn frozen<M: Module>(model: &M) -> HashSet<ParamId> {
+    let mut candidates = Candidates::default();
+    model.visit(&mut candidates);
+    let Candidates { initialized, mut frozen } = candidates;
+    if !initialized.is_empty() {
+        let asked = model.clone().map(&mut Thaw(&initialized));
+        asked.visit(&mut Thawed { initialized: &initialized, frozen: &mut frozen });
+    }
+    frozen
+}
+
+/// What requires no gradient.
+#[derive(Default)]
+struct Candidates {
+    /// Parameters or running statistics.
+    initialized: HashSet<ParamId>,
+    /// Parameters: a running statistic is never lazy.
+    frozen: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Candidates {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        match param.is_initialized() {
+            _ if is_trainable(param) => {}
+            // What has no autodiff cannot be asked.
+            true if !param.base().is_autodiff() => {}
+            true => drop(self.initialized.insert(param.id)),
+            false => drop(self.frozen.insert(param.id)),
+        }
+    }
+}
+
+/// Asks for gradients.
+struct Thaw<'a>(&'a HashSet<ParamId>);
+
+impl ModuleMapper for Thaw<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.contains(&param.id) {
+            true => Param::initialized(param.id, param.base().require_grad()),
+            false => param,
+        }
+    }
+}
+
+/// Sees which of those that were asked now have them.
+struct Thawed<'a> {
+    initialized: &'a HashSet<ParamId>,
+    frozen: &'a mut HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Thawed<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.initialized.contains(&param.id) && param.is_require_grad() {
+            self.frozen.insert(param.id);
+        }
+    }
+}
+
 /// What Burn keeps beside a parameter's tensor. A lazy parameter stays lazy.
 pub(crate) fn mapper_of<const D: usize>(param: &Param<Tensor<D>>) -> ParamMapper<Tensor<D>> {
     match param.is_initialized() {

@@ -6,17 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, Tensor};
-use pyroclast_kernels::flat::FlatTensor;
 
 use crate::buckets::GradientBuckets;
 use crate::error::Error;
 use crate::events::{Event, Events};
 use crate::gathers::Gathers;
 use crate::group::ProcessGroup;
-use crate::layout::{Layout, shape_of};
+use crate::layout::{Kind, Layout};
 use crate::memory::Ledger;
 use crate::unit::{ParamGrad, Seeds};
-use crate::weights::{FullUnit, Mappers, hollow};
+use crate::weights::{FullUnit, Mappers, Weights, hollow};
 
 /// What the units of a model report to.
 #[derive(Debug)]
@@ -132,9 +131,14 @@ impl Run {
     }
 
     /// Gives the hollow parameters of a unit within `module` tensors that share its weights. They have
-    /// no autodiff.
-    pub(crate) fn fill<M: Module>(&self, module: M, unit: usize, full: &FullUnit) -> M {
-        module.map(&mut FillUnit { run: self, unit, flat: &full.flat })
+    /// no autodiff, but for frozen ones that are constants in training.
+    pub(crate) fn fill<M: Module>(
+        &self,
+        module: M,
+        (unit, full): (usize, &FullUnit),
+        purpose: Purpose,
+    ) -> M {
+        module.map(&mut FillUnit { run: self, unit, weights: &full.weights, purpose })
     }
 
     /// Lets `change` see `module` as if its hollow parameters had numbers: one each.
@@ -148,19 +152,21 @@ impl Run {
 struct FillUnit<'a> {
     run: &'a Run,
     unit: usize,
-    flat: &'a FlatTensor,
+    weights: &'a Weights,
+    purpose: Purpose,
 }
 
 impl ModuleMapper for FillUnit<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.run.layout.locate(param.id) {
-            Some(place) if place.0 == self.unit => {
-                let slot = self.run.layout.slot(place);
-                let view = self.flat.view(slot.range.clone(), shape_of(slot));
-                self.run.mappers.filled(param.id, view)
-            }
-            _ => param,
+        let Some(stored) = self.run.layout.stored(param.id) else { return param };
+        if stored.unit != self.unit {
+            return param;
         }
+        let tensor = match (stored.kind, self.purpose) {
+            (Kind::Frozen, Purpose::Training) => self.weights.leaf(stored, &self.run.device),
+            _ => self.weights.view(stored),
+        };
+        self.run.mappers.filled(param.id, tensor)
     }
 }
 
@@ -171,11 +177,13 @@ struct Veil<'a> {
 
 impl ModuleMapper for Veil<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if param.is_initialized() || self.run.layout.locate(param.id).is_none() {
+        let Some(stored) = self.run.layout.stored(param.id) else { return param };
+        if param.is_initialized() {
             return param;
         }
         self.veiled.insert(param.id);
-        let veil = Tensor::zeros([1; D], &self.run.device).require_grad();
+        let veil = Tensor::zeros([1; D], &self.run.device);
+        let veil = veil.set_require_grad(stored.kind == Kind::Trained);
         self.run.mappers.filled(param.id, veil)
     }
 }
@@ -187,10 +195,10 @@ struct Unveil<'a> {
 
 impl ModuleMapper for Unveil<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.run.layout.locate(param.id) {
-            Some(place) if self.veiled.contains(&param.id) => {
+        match self.run.layout.stored(param.id) {
+            Some(stored) if self.veiled.contains(&param.id) => {
                 // Burn may have moved it, or taken its autodiff.
-                hollow(param.id, self.run.layout.slot(place), &param.base().device())
+                hollow(param.id, stored, &param.base().device())
             }
             _ => param,
         }

@@ -243,8 +243,9 @@ impl<M: Module> Unit<M> {
             true => raise(run.forward(*unit, Purpose::Inference), run).weights,
             false => None,
         };
+        let purpose = if lift.is_some() { Purpose::Training } else { Purpose::Inference };
         let module = match &filled {
-            Some(full) => run.fill(self.module.clone(), *unit, full),
+            Some(full) => run.fill(self.module.clone(), (*unit, full), purpose),
             None => self.module.clone(),
         };
         match lift {

@@ -10,14 +10,36 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::{Device, Tensor};
 use pyroclast_kernels::flat::FlatTensor;
 
-use crate::layout::{Layout, ParamSlot, shape_of};
+use crate::layout::{Buffers, Kind, Layout, Stored, shape_of};
 use crate::memory::Held;
 use crate::parameters;
 
-/// A unit's whole weights.
+/// A unit's weights, in its flat buffers.
+pub(crate) type Weights = Buffers<FlatTensor>;
+
+impl Weights {
+    /// The tensor of a parameter, without autodiff, which shares the buffer's memory where it can.
+    pub(crate) fn view<const D: usize>(&self, Stored { kind, slot, .. }: Stored<'_>) -> Tensor<D> {
+        self.of(kind).view(slot.range.clone(), shape_of(slot))
+    }
+
+    /// As [`Self::view`], on `device`: a leaf if the parameter is trained, a constant if it is frozen.
+    pub(crate) fn leaf<const D: usize>(&self, stored: Stored<'_>, device: &Device) -> Tensor<D> {
+        let tensor = on_device(self.view(stored), device);
+        tensor.set_require_grad(stored.kind == Kind::Trained)
+    }
+}
+
+/// A unit's trained weights, to be lent to a model.
+pub(crate) fn lend(trained: Vec<f32>, device: &Device) -> Weights {
+    let frozen = FlatTensor::new(vec![], device);
+    Weights { trained: FlatTensor::new(trained, device), frozen }
+}
+
+/// A unit's whole weights, gathered.
 #[derive(Debug)]
 pub(crate) struct FullUnit {
-    pub(crate) flat: FlatTensor,
+    pub(crate) weights: Weights,
     pub(crate) _held: Held,
 }
 
@@ -48,7 +70,7 @@ impl Mappers {
 /// A parameter without its numbers.
 pub(crate) fn hollow<const D: usize>(
     id: ParamId,
-    slot: &ParamSlot,
+    Stored { kind, slot, .. }: Stored<'_>,
     device: &Device,
 ) -> Param<Tensor<D>> {
     let path = slot.info.path.clone();
@@ -59,7 +81,7 @@ pub(crate) fn hollow<const D: usize>(
              during a micro-batch"
         )
     };
-    Param::uninitialized(id, gone, device.clone(), true, shape_of(slot))
+    Param::uninitialized(id, gone, device.clone(), kind == Kind::Trained, shape_of(slot))
 }
 
 /// Takes the numbers of every parameter of the chosen units out of `model`.
@@ -80,10 +102,8 @@ struct HollowOut<'a, F> {
 
 impl<F: Fn(usize) -> bool> ModuleMapper for HollowOut<'_, F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.layout.locate(param.id) {
-            Some(place) if (self.chosen)(place.0) => {
-                hollow(param.id, self.layout.slot(place), self.device)
-            }
+        match self.layout.stored(param.id) {
+            Some(stored) if (self.chosen)(stored.unit) => hollow(param.id, stored, self.device),
             _ => param,
         }
     }
@@ -95,7 +115,7 @@ pub(crate) fn fill<'a, M: Module>(
     model: M,
     (layout, mappers): (&'a Layout, &'a Mappers),
     device: &'a Device,
-    of_unit: impl Fn(usize) -> Option<&'a FlatTensor>,
+    of_unit: impl Fn(usize) -> Option<&'a Weights>,
 ) -> M {
     model.map(&mut Fill { layout, mappers, device, of_unit })
 }
@@ -107,13 +127,11 @@ struct Fill<'a, F> {
     of_unit: F,
 }
 
-impl<'a, F: Fn(usize) -> Option<&'a FlatTensor>> ModuleMapper for Fill<'a, F> {
+impl<'a, F: Fn(usize) -> Option<&'a Weights>> ModuleMapper for Fill<'a, F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(place) = self.layout.locate(param.id) else { return param };
-        let Some(flat) = (self.of_unit)(place.0) else { return param };
-        let slot = self.layout.slot(place);
-        let view = flat.view(slot.range.clone(), shape_of(slot));
-        self.mappers.filled(param.id, on_device(view, self.device).require_grad())
+        let Some(stored) = self.layout.stored(param.id) else { return param };
+        let Some(weights) = (self.of_unit)(stored.unit) else { return param };
+        self.mappers.filled(param.id, weights.leaf(stored, self.device))
     }
 }
 

@@ -42,22 +42,22 @@ pub(super) fn on_layout(layout: &Layout, group: &ProcessGroup) -> Result<(), Err
 }
 
 impl DataParallel {
-    /// The model's frozen parameters and buffers.
+    /// What the model holds beside what is laid out: buffers, and frozen parameters that are not sharded.
     pub(super) fn read_untrained<M: Module>(&self, model: &M) -> Result<Vec<NamedValues>, Error> {
         let layout = &self.run.layout;
         let valid = match self.run.is_sharded() {
             true => self.run.veiled(model.clone(), |model| model.valid()),
             false => model.valid(),
         };
-        parameters::read_valid(&valid, |id| layout.locate(id).is_none())
+        parameters::read_valid(&valid, |id| layout.stored(id).is_none())
     }
 
-    /// Gives every rank rank 0's frozen parameters and buffers. Other ranks do not draw theirs.
+    /// Gives every rank [these](Self::read_untrained) as rank 0 has them. Other ranks do not draw theirs.
     pub(super) fn broadcast_untrained<M: Module>(&self, model: M) -> Result<M, Error> {
         let Run { layout, group, .. } = &*self.run;
         let named = match group.rank() {
             0 => self.read_untrained(&model)?,
-            _ => parameters::shapes_where(&model, |id| layout.locate(id).is_none()),
+            _ => parameters::shapes_where(&model, |id| layout.stored(id).is_none()),
         };
         let mut untrained = HashMap::new();
         for named in named {

@@ -5,11 +5,13 @@ use pyroclast_kernels::flat::FlatTensor;
 
 use super::DataParallel;
 use crate::error::Error;
-use crate::layout::{Layout, ParamInfo};
+use crate::gathers::Gathers;
+use crate::layout::{Kind, Layout, ParamInfo};
 use crate::parameters::{self, NamedValues};
 use crate::run::Run;
 use crate::stage::Stage;
-use crate::weights::{fill, hollow_out};
+use crate::shard::shard;
+use crate::weights::{Weights, fill, hollow_out};
 
 /// One name of the optimizer's state for one parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,10 +79,11 @@ impl DataParallel {
             return if is_first { parameters::read(model) } else { Ok(vec![]) };
         };
         let mut named = vec![];
-        for (unit, of_unit) in layout.units.iter().enumerate() {
-            let all = group.gather_unit(unit, gathers.own_part(unit)).wait()?;
+        for (unit, kind) in buffers(layout) {
+            let all = self.gather_whole(gathers, unit, kind)?;
             if is_first {
-                named.extend(of_unit.params.iter().map(|slot| NamedValues {
+                let (slots, _) = layout.units[unit].buffer(kind);
+                named.extend(slots.iter().map(|slot| NamedValues {
                     info: slot.info.clone(),
                     values: all[slot.range.clone()].to_vec(),
                     id: slot.id,
@@ -101,14 +104,27 @@ impl DataParallel {
     pub fn whole<M: Module>(&self, model: M) -> Result<M, Error> {
         let Some(gathers) = self.gathers() else { return Ok(model) };
         let Run { layout, group, mappers, device, .. } = &*self.run;
-        let mut flats = vec![];
+        let gather = |unit, kind| self.told(self.gather_whole(gathers, unit, kind));
+        let mut whole = vec![];
         for unit in 0..layout.units.len() {
-            let all = self.told(group.gather_unit(unit, gathers.own_part(unit)).wait())?;
+            let (trained, frozen) = (gather(unit, Kind::Trained)?, gather(unit, Kind::Frozen)?);
             if group.rank() == 0 {
-                flats.push(FlatTensor::new(all, device));
+                let lend = |values| FlatTensor::new(values, device);
+                whole.push(Weights { trained: lend(trained), frozen: lend(frozen) });
             }
         }
-        Ok(fill(model, (layout, mappers), device, |unit| flats.get(unit)))
+        Ok(fill(model, (layout, mappers), device, |unit| whole.get(unit)))
+    }
+
+    /// One of a unit's buffers, whole on rank 0.
+    fn gather_whole(
+        &self,
+        gathers: &Gathers,
+        unit: usize,
+        kind: Kind,
+    ) -> Result<Vec<f32>, Error> {
+        let own = gathers.own_part(unit, kind);
+        if own.is_empty() { Ok(own) } else { self.run.group.gather_unit(unit, own).wait() }
     }
 
     /// Continues from saved numbers, after `steps` steps. `weights` gets every parameter and buffer,
@@ -138,7 +154,7 @@ impl DataParallel {
         }
         let mut missing = None;
         let model = parameters::write_where(model, |id, info| {
-            let is_untrained = layout.locate(id).is_none();
+            let is_untrained = layout.stored(id).is_none();
             let values = is_untrained.then(|| weights(info))?;
             if values.is_none() {
                 missing.get_or_insert_with(|| info.path.clone());
@@ -161,25 +177,32 @@ impl DataParallel {
         layout: &Layout,
         weights: &mut impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
     ) -> Result<(), Error> {
-        for (unit, of_unit) in layout.units.iter().enumerate() {
-            let mut all = vec![0.0; of_unit.len];
-            for slot in &of_unit.params {
+        for (unit, kind) in buffers(layout) {
+            let (slots, len) = layout.units[unit].buffer(kind);
+            let mut all = vec![0.0; len];
+            for slot in slots {
                 let path = &slot.info.path;
                 let values =
                     weights(&slot.info).ok_or_else(|| Error::MissingValues(path.clone()))?;
                 check_length(path, slot.range.len(), values.len())?;
                 all[slot.range.clone()].copy_from_slice(&values);
             }
-            let owned = self.stage.owned(of_unit, &self.run.group);
+            let Run { group, device, .. } = &*self.run;
+            let own = shard(len, group.world(), group.rank());
             match self.gathers() {
-                Some(gathers) => {
-                    gathers.with_shard(unit, |shard| shard.copy_from_slice(&all[owned]));
-                }
-                None => self.lent[unit] = FlatTensor::new(all, &self.run.device),
+                Some(gathers) => gathers.with_shards(unit, |shards| {
+                    shards.of_mut(kind).copy_from_slice(&all[own]);
+                }),
+                None => *self.lent[unit].of_mut(kind) = FlatTensor::new(all, device),
             }
         }
         Ok(())
     }
+}
+
+/// Every flat buffer: its unit, and which of the unit's it is.
+fn buffers(layout: &Layout) -> impl Iterator<Item = (usize, Kind)> + use<> {
+    (0..layout.units.len()).flat_map(|unit| Kind::ALL.map(|kind| (unit, kind)))
 }
 
 fn check_length(path: &str, expected: usize, found: usize) -> Result<(), Error> {

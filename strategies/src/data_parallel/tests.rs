@@ -1,4 +1,5 @@
 mod differences;
+mod frozen;
 mod memory;
 mod overlap;
 mod stages;

@@ -154,6 +154,21 @@ fn has_numbers<const D: usize>(param: &Param<Tensor<D>>) -> bool {
     param.is_initialized() && (param.is_tracked() || !param.is_autodiff())
 }
 
+/// Whether a module has parameters that are to be lifted.
+pub(super) fn any_trained<M: Module>(module: &M) -> bool {
+    let mut find = FindTrained(false);
+    module.visit(&mut find);
+    find.0
+}
+
+struct FindTrained(bool);
+
+impl ModuleVisitor for FindTrained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0 |= has_numbers(param);
+    }
+}
+
 /// Replaces the parameters of a unit by weights that are not kept between forward and backward. Those
 /// that the unit shares with others become leaves, whose gradients are to be taken out of its graph.
 pub(super) fn unshard_params<M: Module>(
@@ -191,7 +206,8 @@ struct UnshardParams<'a> {
 impl ModuleMapper for UnshardParams<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
-        let Some(place) = self.run.layout.locate(id).filter(|place| place.0 == self.unit) else {
+        let own = self.run.layout.stored(id).filter(|stored| stored.unit == self.unit);
+        let Some(stored) = own else {
             let mut lift = LiftParams { device: &self.run.device, lift: Lift::Tracked };
             let param = lift.map_float(param);
             if param.is_initialized() && param.is_require_grad() {
@@ -205,7 +221,7 @@ impl ModuleMapper for UnshardParams<'_> {
         let tensor = match self.done.iter().find(|(known, _)| *known == id) {
             Some((_, tensor)) => Tensor::from_dispatch(tensor.clone()),
             None => {
-                let weight = self.source.weight::<D>(id, self.run.layout.slot(place));
+                let weight = self.source.weight::<D>(id, stored);
                 let tensor: Tensor<D> = unsharded(weight, &self.run.device);
                 self.done.push((id, tensor.clone().into_dispatch()));
                 tensor

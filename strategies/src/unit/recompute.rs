@@ -81,7 +81,9 @@ where
 /// The module with the weights that were gathered for it, if any were.
 fn filled<M: Module>(module: M, installed: Option<&Installed>, weights: Option<&FullUnit>) -> M {
     match (installed, weights) {
-        (Some(Installed { run, unit, .. }), Some(full)) => run.fill(module, *unit, full),
+        (Some(Installed { run, unit, .. }), Some(full)) => {
+            run.fill(module, (*unit, full), Purpose::Training)
+        }
         _ => module,
     }
 }

@@ -13,7 +13,8 @@ use burn::tensor::{Bool, DispatchTensor, Gradients, Int, Tensor};
 
 use super::backend::{OutputGrads, Tape, inject};
 use super::leaves::{
-    Joints, Lift, ParamGrad, SharedLeaves, lift_inputs, lift_params, take, unshard_params,
+    Joints, Lift, ParamGrad, SharedLeaves, any_trained, lift_inputs, lift_params, take,
+    unshard_params,
 };
 use super::passes::{self, Pass};
 use super::unshard::Source;
@@ -45,7 +46,7 @@ where
     let Installed { run, unit, frees_weights, .. } = installed.clone();
     let Forward { weights: full, call } = raise(run.forward(unit, Purpose::Training), &run);
     let filled = match &full {
-        Some(full) => run.fill(module.clone(), unit, full),
+        Some(full) => run.fill(module.clone(), (unit, full), Purpose::Training),
         None => module.clone(),
     };
     raise(check_captures(&filled, cell, &inputs, &f), &run);
@@ -54,7 +55,8 @@ where
     let held = run.ledger.hold(Category::Activations, bytes(&inputs));
     let leaves = lift_inputs(inputs, &run.device, &mut joints);
     let (output, weights) = match full {
-        Some(full) if frees_weights => {
+        // Where nothing is trained, nothing is kept for a backward pass.
+        Some(full) if frees_weights && (!joints.outer.is_empty() || any_trained(&filled)) => {
             let source = Source::default();
             source.open(full);
             let (module, shared) = unshard_params(filled, &run, unit, &source);

@@ -8,7 +8,7 @@ use burn::tensor::{Device, DispatchTensor, Tensor};
 
 use super::ParamGrad;
 use super::backend::unshard;
-use crate::layout::{ParamSlot, shape_of};
+use crate::layout::{Kind, Stored, shape_of};
 use crate::weights::FullUnit;
 
 /// Bytes from which on a weight is a view of its unit's.
@@ -42,18 +42,23 @@ impl Source {
     }
 
     /// One of the weights.
-    pub(super) fn weight<const D: usize>(&self, id: ParamId, slot: &ParamSlot) -> Weight {
+    pub(super) fn weight<const D: usize>(
+        &self,
+        id: ParamId,
+        Stored { kind, slot, .. }: Stored<'_>,
+    ) -> Weight {
         let (range, shape) = (slot.range.clone(), shape_of(slot));
         Weight {
             source: self.clone(),
             id,
+            kind,
             make: Arc::new(move |full| {
-                let (range, shape) = (range.clone(), shape.clone());
+                let (flat, range, shape) = (full.weights.of(kind), range.clone(), shape.clone());
                 // Autodiff keeps small weights, a norm's for one, in ways that a unit cannot see. What it
                 // keeps of a view would keep the whole unit's weights; the large ones are not worth a copy.
                 match range.len() * size_of::<f32>() < LARGE {
-                    true => full.flat.copy::<D>(range, shape).into_dispatch(),
-                    false => full.flat.view::<D>(range, shape).into_dispatch(),
+                    true => flat.copy::<D>(range, shape).into_dispatch(),
+                    false => flat.view::<D>(range, shape).into_dispatch(),
                 }
             }),
             flatten: |grad| Tensor::<D>::from_dispatch(grad).reshape([-1]),
@@ -63,6 +68,7 @@ impl Source {
 
 /// The tensor of a weight, on `device`, from which autodiff keeps nothing but a token.
 pub(super) fn unsharded<const D: usize>(weight: Weight, device: &Device) -> Tensor<D> {
+    // A frozen weight's, too: Burn makes a tensor again only if it is tracked.
     unshard(Tensor::ones([1], device).require_grad(), weight)
 }
 
@@ -71,6 +77,7 @@ pub(super) fn unsharded<const D: usize>(weight: Weight, device: &Device) -> Tens
 pub(super) struct Weight {
     source: Source,
     id: ParamId,
+    kind: Kind,
     make: Arc<dyn Fn(&FullUnit) -> DispatchTensor + Send + Sync>,
     flatten: fn(DispatchTensor) -> Tensor<1>,
 }
@@ -84,6 +91,9 @@ impl Weight {
     }
 
     pub(super) fn take_grad(&self, grad: DispatchTensor) {
+        if self.kind == Kind::Frozen {
+            return;
+        }
         let grad = (self.flatten)(grad);
         let mut contents = self.source.0.lock().unwrap_or_else(PoisonError::into_inner);
         contents.grads.push((self.id, grad));
