@@ -13,6 +13,8 @@
 //! of the other files. A crash leaves at most a folder whose name starts with a dot, which is never
 //! read.
 
+mod tensors;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
@@ -20,10 +22,11 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use pyroclast_strategies::{ParamInfo, parameters};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub use self::tensors::TensorFile;
 use crate::error::Error;
 
 pub(crate) const FORMAT: u32 = 1;
@@ -54,18 +57,15 @@ pub struct Manifest {
 /// A tensor to write: name, shape, numbers.
 pub(crate) type Entry<'a> = (String, Vec<usize>, &'a [f32]);
 
-/// Named numbers read from a file.
-pub type Values = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
-/// A checkpoint that has been read and verified.
+/// A checkpoint that has been opened and verified. Its numbers are read when they are asked for.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// Everything but the numbers.
     pub manifest: Manifest,
     /// Parameters and buffers by path.
-    pub model: Values,
+    pub model: TensorFile,
     /// Optimizer state by `<state>.<path>`.
-    pub optimizer: Values,
+    pub optimizer: TensorFile,
 }
 
 /// Writes a checkpoint under `folder` and returns its path. What a failure leaves behind is removed.
@@ -109,7 +109,7 @@ fn write(
     sync(folder)
 }
 
-/// Reads and verifies the checkpoint in `path`.
+/// Opens and verifies the checkpoint in `path`.
 ///
 /// # Errors
 ///
@@ -130,53 +130,69 @@ pub fn load(path: &Path) -> Result<Checkpoint, Error> {
         if expected != Some(&checksum(&file_path)?) {
             return Err(Error::bad_file(&file_path, "its checksum is not the manifest's"));
         }
-        read_values(&file_path)
+        TensorFile::open(&file_path)
     };
     Ok(Checkpoint { model: read(MODEL)?, optimizer: read(OPTIMIZER)?, manifest })
 }
 
 /// How a file stores a parameter.
+#[derive(Clone, Debug)]
 pub(crate) struct Stored {
     pub(crate) name: String,
     /// Whether a matrix is stored with rows and columns exchanged.
     pub(crate) transposed: bool,
 }
 
+impl Stored {
+    /// Reads the numbers, in Burn's layout.
+    pub(crate) fn read(&self, file: &TensorFile) -> Result<Vec<f32>, Error> {
+        let numbers = file.read(&self.name)?;
+        Ok(match (self.transposed, file.shape(&self.name)) {
+            (true, Some(&[rows, columns])) => transpose(&numbers, rows, columns),
+            _ => numbers,
+        })
+    }
+}
+
 /// Finds numbers for parameters and buffers, and notes what does not fit.
 pub(crate) struct Lookup<'a, F> {
-    values: &'a Values,
+    file: &'a TensorFile,
     stored: F,
     unused: BTreeSet<&'a str>,
     problem: Option<String>,
 }
 
 impl<'a, F: Fn(&ParamInfo) -> Stored> Lookup<'a, F> {
-    pub(crate) fn new(values: &'a Values, stored: F) -> Self {
-        let unused = values.keys().map(String::as_str).collect();
-        Self { values, stored, unused, problem: None }
+    pub(crate) fn new(file: &'a TensorFile, stored: F) -> Self {
+        Self { file, stored, unused: file.names().collect(), problem: None }
+    }
+
+    /// Where the numbers of one parameter are.
+    pub(crate) fn find(&mut self, info: &ParamInfo) -> Option<Stored> {
+        let stored = (self.stored)(info);
+        let name = &stored.name;
+        self.unused.remove(name.as_str());
+        let mut expected = info.shape.clone();
+        if stored.transposed {
+            expected.reverse();
+        }
+        let problem = match self.file.shape(name) {
+            Some(shape) if *shape == expected => return Some(stored),
+            Some(shape) => {
+                format!("`{name}` has shape {shape:?}, but the model's has {expected:?}")
+            }
+            None => format!("`{name}` is missing"),
+        };
+        self.problem.get_or_insert(problem);
+        None
     }
 
     /// The numbers of one parameter, in Burn's layout.
     pub(crate) fn numbers(&mut self, info: &ParamInfo) -> Option<Vec<f32>> {
-        let Stored { name, transposed } = (self.stored)(info);
-        self.unused.remove(name.as_str());
-        let mut expected = info.shape.clone();
-        if transposed {
-            expected.reverse();
-        }
-        match self.values.get(&name) {
-            Some((shape, numbers)) if *shape == expected => Some(match (transposed, &shape[..]) {
-                (true, &[rows, columns]) => transpose(numbers, rows, columns),
-                _ => numbers.clone(),
-            }),
-            Some((shape, _)) => {
-                let found =
-                    format!("`{name}` has shape {shape:?}, but the model's has {expected:?}");
-                self.problem.get_or_insert(found);
-                None
-            }
-            None => {
-                self.problem.get_or_insert(format!("`{name}` is missing"));
+        match self.find(info)?.read(self.file) {
+            Ok(numbers) => Some(numbers),
+            Err(error) => {
+                self.problem.get_or_insert(error.to_string());
                 None
             }
         }
@@ -189,17 +205,17 @@ impl<'a, F: Fn(&ParamInfo) -> Stored> Lookup<'a, F> {
     }
 }
 
-/// Gives every parameter and buffer of `model` its numbers from `values`, in which `stored` finds it.
+/// Gives every parameter and buffer of `model` its numbers from `file`, in which `stored` finds it.
 ///
 /// # Errors
 ///
 /// What is wrong, if a parameter is missing or of another shape, or if something is left over.
 pub(crate) fn fill<M: Module>(
     model: M,
-    values: &Values,
+    file: &TensorFile,
     stored: impl Fn(&ParamInfo) -> Stored,
 ) -> Result<M, String> {
-    let mut lookup = Lookup::new(values, stored);
+    let mut lookup = Lookup::new(file, stored);
     let model = parameters::write(model, |info| lookup.numbers(info));
     lookup.finish()?;
     model.map_err(|error| error.to_string())
@@ -262,23 +278,6 @@ pub(crate) fn write_values(path: &Path, entries: &[Entry<'_>]) -> Result<(), Err
     sync(path)
 }
 
-/// Reads named `f32` numbers from a safetensors file.
-pub(crate) fn read_values(path: &Path) -> Result<Values, Error> {
-    let bytes = fs::read(path).map_err(|error| Error::bad_file(path, error))?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| Error::bad_file(path, error))?;
-    let mut values = Values::new();
-    for (name, view) in file.iter() {
-        if view.dtype() != Dtype::F32 {
-            let problem = format!("`{name}` is {:?}; this version reads F32", view.dtype());
-            return Err(Error::bad_file(path, problem));
-        }
-        let numbers =
-            view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        values.insert(name.to_owned(), (view.shape().to_vec(), numbers.collect()));
-    }
-    Ok(values)
-}
-
 /// The SHA-256 of a file, in hexadecimal.
 ///
 /// # Errors
@@ -324,8 +323,10 @@ mod tests {
             .expect("saving");
         let read = load(&path).expect("loading");
         assert_eq!((read.manifest.step, read.manifest.samples), (12, 7));
-        assert_eq!(read.model["a.weight"], (vec![2, 2], values.to_vec()));
-        assert_eq!(read.optimizer, read.model);
+        for file in [read.model, read.optimizer] {
+            assert_eq!(file.shape("a.weight"), Some(&[2, 2][..]));
+            assert_eq!(file.read("a.weight").expect("numbers"), values);
+        }
     }
 
     #[test]

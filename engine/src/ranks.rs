@@ -52,7 +52,7 @@ pub(crate) fn run<S: Send, R: Send>(
             })
             .collect();
         let join = |(rank, thread): (usize, Result<thread::ScopedJoinHandle<'_, _>, Error>)| {
-            thread?.join().unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
+            thread?.join().unwrap_or_else(|panic| Err(panicked(rank, panic)))
         };
         threads.into_iter().enumerate().map(join).collect()
     });
@@ -93,19 +93,20 @@ fn guarded<R>(
     body: impl FnOnce() -> Result<R, Error>,
 ) -> Result<R, Error> {
     let outcome =
-        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(rank, panic)));
     if let Err(error) = &outcome {
         group.abort_signal().raise(rank, error);
     }
     outcome
 }
 
-fn panicked(rank: usize, panic: &(dyn Any + Send)) -> Error {
-    // A unit's forward pass returns tensors, so it unwinds with its errors.
-    if let Some(error) = panic.downcast_ref::<pyroclast_strategies::Error>() {
-        return Error::Strategy(error.clone());
+fn panicked(rank: usize, panic: Box<dyn Any + Send>) -> Error {
+    // A unit's forward pass returns tensors, and so does a lazy parameter: they unwind with their errors.
+    match panic.downcast::<Error>().map_err(|panic| panic.downcast()) {
+        Ok(error) => *error,
+        Err(Ok(error)) => Error::Strategy(*error),
+        Err(Err(panic)) => Error::Panic { rank, message: panic_message(&*panic) },
     }
-    Error::Panic { rank, message: panic_message(panic) }
 }
 
 /// What a panic said.

@@ -334,7 +334,8 @@ impl DataParallel {
 
     fn step_lent(&mut self, update: Update) -> Result<(), Error> {
         let Self { run, optimizer, stage, .. } = self;
-        let mut whole: Vec<Vec<f32>> = self.lent.drain(..).map(|lent| lent.trained.into_values()).collect();
+        let mut whole: Vec<Vec<f32>> =
+            self.lent.drain(..).map(|lent| lent.trained.into_values()).collect();
         let mut gathering: Vec<Option<Pending<Vec<f32>>>> = vec![];
         run.buckets.for_each(|unit, gradients, seen| {
             let layout = &run.layout.units[unit];

@@ -51,7 +51,7 @@ fn check(goldens: &Goldens, case: &Case, world: usize, accumulate: usize) {
         ..TrainerConfig::default()
     };
     let mut task = GptTask::new(goldens.model);
-    task.initial = Some(TorchWeights::read(&golden("init.safetensors")).expect("initial weights"));
+    task.initial = Some(TorchWeights::open(&golden("init.safetensors")).expect("initial weights"));
     let data = TextData::new(&golden_text(), goldens.model.context, goldens.val_split)
         .expect("enough text")
         .with_batch_size(goldens.batch)

@@ -10,14 +10,15 @@ use pyroclast_strategies::Unit;
 
 use super::config::{GptConfig, VOCABULARY};
 
-/// A GPT. Each block is a unit.
+/// A GPT. Every parameter lies in a unit, so that where parameters are sharded none stays whole from one
+/// end of a pass to the other.
 #[derive(Module, Debug)]
 pub struct Gpt {
-    tok: Embedding,
-    pos: Embedding,
+    tok: Unit<Embedding>,
+    pos: Unit<Embedding>,
     blocks: Vec<Unit<Block>>,
-    ln: LayerNorm,
-    head: Linear,
+    ln: Unit<LayerNorm>,
+    head: Unit<Linear>,
 }
 
 /// Attention, then a two-layer perceptron, each on a normalised copy of the residual stream.
@@ -57,15 +58,17 @@ impl Gpt {
     #[must_use]
     pub fn new(config: &GptConfig, device: &Device) -> Self {
         let GptConfig { layers, width, context, .. } = *config;
-        let embedding =
-            |rows| EmbeddingConfig::new(rows, width).with_initializer(normal(STD)).init(device);
+        let embedding = |rows| {
+            let config = EmbeddingConfig::new(rows, width).with_initializer(normal(STD));
+            Unit::new(config.init(device))
+        };
         let head = LinearConfig::new(width, VOCABULARY).with_bias(false);
         Self {
             tok: embedding(VOCABULARY),
             pos: embedding(context),
             blocks: (0..layers).map(|_| Unit::new(Block::new(config, device))).collect(),
-            ln: norm(width, device),
-            head: head.with_initializer(normal(STD)).init(device),
+            ln: Unit::new(norm(width, device)),
+            head: Unit::new(head.with_initializer(normal(STD)).init(device)),
         }
     }
 
@@ -76,14 +79,16 @@ impl Gpt {
         let [_, length] = tokens.dims();
         let device = tokens.device();
         let positions = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
-        let x = self.tok.forward(tokens) + self.pos.forward(positions);
+        let x = self.tok.forward(tokens, |tok, tokens| tok.forward(tokens))
+            + self.pos.forward(positions, |pos, positions| pos.forward(positions));
         let mask = Tensor::<2, Bool>::tril_mask([length, length], 0, &device);
         let mask = mask.unsqueeze::<4>();
         let x = self.blocks.iter().fold(x, |x, block| {
             let mask = mask.clone();
             block.forward(x, move |block, x| block.forward(x, mask.clone()))
         });
-        self.head.forward(self.ln.forward(x))
+        let x = self.ln.forward(x, |ln, x| ln.forward(x));
+        self.head.forward(x, |head, x| head.forward(x))
     }
 }
 

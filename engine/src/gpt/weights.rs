@@ -3,30 +3,30 @@
 //! Burn stores a linear layer's weight as `[in, out]`, PyTorch as `[out, in]`; and Burn calls a
 //! norm's weight and bias `gamma` and `beta`.
 
+use std::panic::resume_unwind;
 use std::path::Path;
 
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use pyroclast_strategies::ParamInfo;
 use pyroclast_strategies::parameters::{self, NamedValues};
 
 use super::model::Gpt;
-use crate::checkpoint::{Stored, Values, fill, read_values, transpose, write_values};
+use crate::checkpoint::{Lookup, Stored, TensorFile, transpose, write_values};
 use crate::error::Error;
 
-/// Weights under PyTorch's names, with where they came from.
+/// Weights under PyTorch's names, read from a safetensors file when they are needed.
 #[derive(Clone, Debug)]
-pub struct TorchWeights {
-    values: Values,
-    origin: String,
-}
+pub struct TorchWeights(TensorFile);
 
 impl TorchWeights {
-    /// Reads a safetensors file.
+    /// Opens a safetensors file.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] or [`Error::BadFile`].
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        Ok(Self { values: read_values(path)?, origin: path.display().to_string() })
+    /// [`Error::BadFile`].
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        Ok(Self(TensorFile::open(path)?))
     }
 }
 
@@ -42,14 +42,52 @@ fn torch(info: &ParamInfo) -> Stored {
     Stored { name: format!("{layer}.{name}"), transposed: info.shape.len() == 2 && !is_embedding }
 }
 
-/// Gives `model` the numbers of `weights`.
+/// Makes the numbers of `weights` those of `model`. A parameter's are read when it is first used, which is
+/// on one rank alone where several train.
 ///
 /// # Errors
 ///
 /// [`Error::Config`] if a weight is missing, of another shape, or unknown to the model.
 pub fn from_torch(model: Gpt, weights: &TorchWeights) -> Result<Gpt, Error> {
-    fill(model, &weights.values, torch)
-        .map_err(|problem| Error::setting("init_from", format!("{}: {problem}", weights.origin)))
+    let file = &weights.0;
+    let mut read = ReadLazily { lookup: Lookup::new(file, torch), file, path: vec![] };
+    let model = model.map(&mut read);
+    let origin = file.path().display();
+    let fits = read.lookup.finish();
+    fits.map_err(|problem| Error::setting("init_from", format!("{origin}: {problem}")))?;
+    Ok(model)
+}
+
+/// Makes parameters lazy, with a file's numbers to come.
+struct ReadLazily<'a, F> {
+    lookup: Lookup<'a, F>,
+    file: &'a TensorFile,
+    path: Vec<String>,
+}
+
+impl<F: Fn(&ParamInfo) -> Stored> ModuleMapper for ReadLazily<'_, F> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+        let info = ParamInfo { path: self.path.join("."), shape: shape.to_vec() };
+        let Some(stored) = self.lookup.find(&info) else { return param };
+        let file = self.file.clone();
+        let read = move |device: &Device, requires_grad: bool| {
+            // A parameter cannot return an error: whoever runs the rank reports it.
+            let numbers = stored.read(&file).unwrap_or_else(|error| resume_unwind(Box::new(error)));
+            let data = TensorData::new(numbers, info.shape.clone());
+            Tensor::from_data(data, (device, DType::F32)).set_require_grad(requires_grad)
+        };
+        // All parameters of a GPT are trained.
+        Param::uninitialized(param.id, read, device, true, shape)
+    }
 }
 
 /// Writes the weights of `model` as safetensors: whole or not at all.

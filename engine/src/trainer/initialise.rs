@@ -149,11 +149,15 @@ pub(super) fn restore<M: Module>(
     checkpoint: &Checkpoint,
 ) -> Result<M, Error> {
     let mut lookup = Lookup::new(&checkpoint.model, by_path);
+    let mut failed = None;
     let state = |name: &str, path: &str| {
-        checkpoint.optimizer.get(&format!("{name}.{path}")).map(|(_, values)| values.clone())
+        let (file, name) = (&checkpoint.optimizer, format!("{name}.{path}"));
+        file.shape(&name)?;
+        file.read(&name).map_err(|error| failed = Some(error)).ok()
     };
     let step = checkpoint.manifest.step;
     let restored = strategy.restore(model, step, |info| lookup.numbers(info), state);
+    failed.map_or(Ok(()), Err)?;
     lookup.finish().map_err(|problem| {
         Error::setting("resume", format!("the checkpoint is of another model: {problem}"))
     })?;

@@ -9,8 +9,8 @@ use crate::gathers::Gathers;
 use crate::layout::{Kind, Layout, ParamInfo};
 use crate::parameters::{self, NamedValues};
 use crate::run::Run;
-use crate::stage::Stage;
 use crate::shard::shard;
+use crate::stage::Stage;
 use crate::weights::{Weights, fill, hollow_out};
 
 /// One name of the optimizer's state for one parameter.
@@ -117,12 +117,7 @@ impl DataParallel {
     }
 
     /// One of a unit's buffers, whole on rank 0.
-    fn gather_whole(
-        &self,
-        gathers: &Gathers,
-        unit: usize,
-        kind: Kind,
-    ) -> Result<Vec<f32>, Error> {
+    fn gather_whole(&self, gathers: &Gathers, unit: usize, kind: Kind) -> Result<Vec<f32>, Error> {
         let own = gathers.own_part(unit, kind);
         if own.is_empty() { Ok(own) } else { self.run.group.gather_unit(unit, own).wait() }
     }

@@ -157,7 +157,7 @@ fn train(run: &mut Run) -> Result<(), Error> {
         .with_sampling(sampling.clone());
     let mut task = GptTask::new(*config);
     if let Some(path) = &settings.init_from {
-        task.initial = Some(TorchWeights::read(path)?);
+        task.initial = Some(TorchWeights::open(path)?);
     }
     if settings.decay_all == Some(true) {
         task.decay = Decay::All;

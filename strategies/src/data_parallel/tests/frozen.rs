@@ -150,9 +150,8 @@ fn frozen_parameters_are_restored() {
         let ranks = all_of(2, |group| {
             let (model, mut strategy) = DataParallel::new(Tuned::new(&device), group, &setup)?;
             let two = |info: &crate::ParamInfo| Some(vec![2.0; info.shape.iter().product()]);
-            let state = |_: &str, path: &str| {
-                Some(vec![0.0; if path.ends_with("bias") { 5 } else { 25 }])
-            };
+            let state =
+                |_: &str, path: &str| Some(vec![0.0; if path.ends_with("bias") { 5 } else { 25 }]);
             let model = strategy.restore(model, 3, two, state)?;
             let model = strategy.whole(model)?;
             Ok((group.rank() == 0).then(|| bits(&model)))

@@ -106,6 +106,47 @@ fn wide(width: usize, device: &burn::tensor::Device) -> Wide {
 }
 
 #[test]
+fn where_every_parameter_is_in_a_unit_one_and_those_ahead_are_whole() {
+    use crate::{BackwardPrefetch, Gathering};
+    let device = device();
+    for (name, setup) in &ways()[3..5] {
+        for ahead in [0, 1] {
+            let gathering = Gathering {
+                forward_prefetch: ahead == 1,
+                backward_prefetch: match ahead {
+                    0 => BackwardPrefetch::None,
+                    _ => BackwardPrefetch::Pre,
+                },
+                ..setup.gathering
+            };
+            let setup = Setup { gathering, ..setup.clone() };
+            all_of(3, |group| {
+                let (mut model, mut strategy) =
+                    DataParallel::new(wide(40, &device), group, &setup)?;
+                for _ in 0..3 {
+                    strategy.begin_step();
+                    model = strategy.begin_micro_batch(model, MicroBatch::Last, Counts::Yes)?;
+                    let x = Tensor::<2>::ones([2, 4], &device);
+                    let forward = crate::testing::Block::forward;
+                    let x = model.units.iter().fold(x, |x, unit| unit.forward(x, forward));
+                    model = strategy.collect(model, x.sum().backward())?;
+                    strategy.reduce()?;
+                    model = strategy.step(model, 0.1, 0.1)?;
+                }
+                let (_, root, largest) = sizes(strategy.layout());
+                let peak = strategy.memory().peak().by_category.of(Category::ParametersFull);
+                assert_eq!(
+                    (root, peak),
+                    (0, ((1 + ahead) * 4 * largest) as u64),
+                    "{name}, {ahead}"
+                );
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
 fn no_gathered_weight_lives_between_forward_and_backward() {
     let device = device();
     // Without recomputation activations are kept, and weights are not.

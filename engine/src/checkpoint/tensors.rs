@@ -1,0 +1,190 @@
+//! A safetensors file whose tensors are read one at a time, so that no more of a model is in memory than
+//! whoever reads it keeps.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+
+use crate::error::Error;
+
+/// Bytes of the header's length, with which a file begins.
+const PREFIX: u64 = 8;
+
+/// Longest header that is read, in bytes: what the format allows.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// An open file of `f32` tensors. Clones share it.
+#[derive(Clone, Debug)]
+pub struct TensorFile(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    path: PathBuf,
+    file: Mutex<File>,
+    tensors: BTreeMap<String, Place>,
+}
+
+/// A tensor's shape and where its numbers begin.
+#[derive(Debug, PartialEq)]
+struct Place {
+    shape: Vec<usize>,
+    start: u64,
+}
+
+impl TensorFile {
+    /// Opens a file, and reads which tensors there are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BadFile`] if it cannot be read, is damaged, or has tensors of another type than `f32`.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let bad = |problem: String| Error::bad_file(path, problem);
+        let mut file = File::open(path).map_err(|error| bad(error.to_string()))?;
+        let (metadata, start) = header(&mut file).map_err(bad)?;
+        let mut tensors = BTreeMap::new();
+        for (name, info) in metadata.tensors() {
+            let TensorInfo { dtype, shape, data_offsets } = info;
+            if *dtype != Dtype::F32 {
+                return Err(bad(format!("`{name}` is {dtype:?}; this version reads F32")));
+            }
+            let place = Place { shape: shape.clone(), start: start + data_offsets.0 as u64 };
+            tensors.insert(name, place);
+        }
+        Ok(Self(Arc::new(Opened { path: path.to_owned(), file: Mutex::new(file), tensors })))
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Names of the tensors, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor.
+    #[must_use]
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.0.tensors.get(name).map(|place| &place.shape[..])
+    }
+
+    /// Reads the numbers of a tensor, in row-major order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BadFile`] if there is no such tensor, or if it cannot be read.
+    pub fn read(&self, name: &str) -> Result<Vec<f32>, Error> {
+        let Opened { path, file, tensors } = &*self.0;
+        let bad = |problem: String| Error::bad_file(path, problem);
+        let Place { shape, start } =
+            tensors.get(name).ok_or_else(|| bad(format!("there is no `{name}`")))?;
+        let mut numbers = vec![0f32; shape.iter().product()];
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file
+            .seek(SeekFrom::Start(*start))
+            .and_then(|_| file.read_exact(bytemuck::cast_slice_mut(&mut numbers)));
+        read.map_err(|error| bad(format!("reading `{name}`: {error}")))?;
+        if cfg!(target_endian = "big") {
+            numbers.iter_mut().for_each(|n| *n = f32::from_bits(n.to_bits().swap_bytes()));
+        }
+        Ok(numbers)
+    }
+}
+
+/// What a file holds, and where the numbers begin.
+fn header(file: &mut File) -> Result<(Metadata, u64), String> {
+    let io = |error: io::Error| error.to_string();
+    let length = file.metadata().map_err(io)?.len();
+    let mut prefix = [0; PREFIX as usize];
+    file.read_exact(&mut prefix).map_err(|_| "is too short for a safetensors file".to_owned())?;
+    let header = u64::from_le_bytes(prefix);
+    let start = PREFIX.saturating_add(header);
+    if header > MAX_HEADER || start > length {
+        return Err(format!("its header should have {header} bytes, the file has {length}"));
+    }
+    let mut text = vec![0; header as usize];
+    file.read_exact(&mut text).map_err(io)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&text).map_err(|error| format!("its header: {error}"))?;
+    // That tensors follow each other without gaps was checked with the header.
+    let (expected, data) = (metadata.data_len(), length - start);
+    match expected as u64 == data {
+        true => Ok((metadata, start)),
+        false => Err(format!("its tensors have {expected} bytes, the file {data} for them")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::checkpoint::write_values;
+
+    fn opened(bytes: &[u8]) -> Result<TensorFile, Error> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.safetensors");
+        fs::write(&path, bytes).expect("a file");
+        TensorFile::open(&path)
+    }
+
+    fn with_header(header: &str, data: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(vec![0; data]);
+        bytes
+    }
+
+    #[test]
+    fn tensors_are_read_one_at_a_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.safetensors");
+        let entries = [
+            ("b".to_owned(), vec![2, 2], &[1.0, -0.0, f32::MIN_POSITIVE, 3.5][..]),
+            ("a".to_owned(), vec![1], &[7.0]),
+            ("none".to_owned(), vec![0, 3], &[]),
+        ];
+        write_values(&path, &entries).expect("writing");
+        let file = TensorFile::open(&path).expect("opening");
+        assert_eq!(file.names().collect::<Vec<_>>(), ["a", "b", "none"]);
+        for (name, shape, values) in entries {
+            assert_eq!(file.shape(&name), Some(&shape[..]));
+            assert_eq!(file.read(&name).expect("reading"), values);
+        }
+        let error = file.read("c").expect_err("no such tensor").to_string();
+        assert!(error.contains("there is no `c`"), "{error}");
+    }
+
+    #[test]
+    fn damaged_files_are_refused_before_anything_is_allocated() {
+        let f32 = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+        assert!(opened(&with_header(f32, 8)).is_ok());
+        let huge = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}}"#;
+        let gap = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+        let backwards = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#;
+        let f16 = r#"{"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]}}"#;
+        let mut too_long = with_header(f32, 8);
+        too_long[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        let damaged = [
+            (vec![1, 2, 3], "too short"),
+            (too_long, "header should have"),
+            (with_header("{", 0), "its header"),
+            (with_header(f32, 4), "the file 4"),
+            (with_header(f32, 12), "the file 12"),
+            (with_header(huge, 8), "overflow"),
+            (with_header(gap, 8), "invalid offset"),
+            (with_header(backwards, 8), "invalid offset"),
+            (with_header(f16, 8), "F16"),
+        ];
+        for (bytes, problem) in damaged {
+            let error = opened(&bytes).expect_err(problem).to_string();
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+}
