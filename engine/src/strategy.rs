@@ -3,8 +3,8 @@
 use std::fmt;
 
 use pyroclast_strategies::{
-    self as strategies, AfterForward, BackwardPrefetch, Gathering, ParamGroup, PolicyPurpose,
-    Setup, Stage, UnitPolicy, Unused,
+    self as strategies, AfterForward, BackwardPrefetch, Gathering, Overlap, ParamGroup, ParamOrder,
+    PolicyPurpose, Setup, Sizes, Stage, UnitPolicy, Unused,
 };
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -182,7 +182,9 @@ pub enum Prefetch {
     None,
 }
 
-/// ZeRO as in DeepSpeed.
+/// ZeRO as in DeepSpeed, under its names. Numbers are of elements. Unlike DeepSpeed's, the defaults
+/// communicate a unit at a time and keep nothing gathered; where a DeepSpeed file is given, its own defaults
+/// apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroStrategy {
@@ -194,6 +196,25 @@ pub struct ZeroStrategy {
     pub ignore_unused_parameters: bool,
     /// Always true: the gradients of a unit lie in one buffer.
     pub contiguous_gradients: bool,
+    /// Gradients are reduced in messages of at most so many elements. Default: a unit's.
+    pub reduce_bucket_size: Option<usize>,
+    /// Stages 1 and 2 exchange stepped weights in messages of at most so many elements. Default: a unit's.
+    pub allgather_bucket_size: Option<usize>,
+    /// Whether reductions overlap the backward pass. Default true.
+    pub overlap_comm: bool,
+    /// Whether a unit's parameters are dealt out to the ranks in turn. Default false.
+    pub round_robin_gradients: bool,
+    /// Most elements that the optimizer steps at once. Default: a unit's shard.
+    pub sub_group_size: Option<usize>,
+    /// Stage 3 gathers at most so many elements ahead. Default: one unit.
+    pub stage3_prefetch_bucket_size: Option<usize>,
+    /// Stage 3 keeps parameters of at most so many elements gathered over a step. Default 0.
+    pub stage3_param_persistence_threshold: usize,
+    /// Stage 3 gathers nothing ahead beyond so many elements that are whole at once. Default: no limit.
+    pub stage3_max_live_parameters: Option<usize>,
+    /// Stage 3 keeps a unit from its forward to its backward pass if fewer elements are used in between.
+    /// Default 0.
+    pub stage3_max_reuse_distance: usize,
 }
 
 impl Default for ZeroStrategy {
@@ -203,6 +224,15 @@ impl Default for ZeroStrategy {
             auto_wrap_policy: UnitPolicy::All.to_string(),
             ignore_unused_parameters: true,
             contiguous_gradients: true,
+            reduce_bucket_size: None,
+            allgather_bucket_size: None,
+            overlap_comm: true,
+            round_robin_gradients: false,
+            sub_group_size: None,
+            stage3_prefetch_bucket_size: None,
+            stage3_param_persistence_threshold: 0,
+            stage3_max_live_parameters: None,
+            stage3_max_reuse_distance: 0,
         }
     }
 }
@@ -318,6 +348,14 @@ impl Strategy {
                      so leave it at true"
                         .to_owned(),
                 );
+                for (setting, size) in [
+                    ("reduce_bucket_size", zero.reduce_bucket_size),
+                    ("allgather_bucket_size", zero.allgather_bucket_size),
+                    ("sub_group_size", zero.sub_group_size),
+                ] {
+                    let problem = "0 elements at once would never end; use 1 or more";
+                    refuse_if(size == Some(0), setting, problem.to_owned());
+                }
                 let policy = zero.auto_wrap_policy.parse::<UnitPolicy>();
                 refuse_if(policy.is_err(), "auto_wrap_policy", policy.err().unwrap_or_default());
             }
@@ -378,15 +416,39 @@ impl Strategy {
             Self::Zero(ZeroStrategy { ignore_unused_parameters: false, .. }) => Unused::Refuse,
             _ => Unused::Allow,
         };
+        let (sizes, overlap, order) = self.numbers();
         Setup {
             stage: self.stage(),
             gathering: self.gathering(),
+            sizes,
+            overlap,
+            order,
             wrap,
             activation_checkpointing: plan.activation_checkpointing.clone(),
             unused,
             optimizer: plan.optimizer,
             groups,
         }
+    }
+
+    /// How much goes at once, and in which order.
+    fn numbers(&self) -> (Sizes, Overlap, ParamOrder) {
+        let Self::Zero(zero) = self else { return Default::default() };
+        let sizes = Sizes {
+            reduce_bucket: zero.reduce_bucket_size,
+            gather_bucket: zero.allgather_bucket_size,
+            sub_group: zero.sub_group_size,
+            prefetch: zero.stage3_prefetch_bucket_size,
+            persistence: zero.stage3_param_persistence_threshold,
+            max_live: zero.stage3_max_live_parameters,
+            max_reuse_distance: zero.stage3_max_reuse_distance,
+        };
+        let overlap = if zero.overlap_comm { Overlap::Yes } else { Overlap::No };
+        let order = match zero.round_robin_gradients {
+            true => ParamOrder::RoundRobin,
+            false => ParamOrder::Traversal,
+        };
+        (sizes, overlap, order)
     }
 
     fn gathering(&self) -> Gathering {

@@ -7,6 +7,8 @@
 //!   order in which they become final. Ranks may run different units.
 //! * Where weights are gathered, too, in the order in which units end: the same on every rank.
 //!
+//! A bucket's size in elements makes a message of several units, or several of one ([`Parcel`]).
+//!
 //! Where every rank holds all gradients, that happens in the last micro-batch of a step. Where they are
 //! sharded, in every one. Its buffer is freed before the next unit's is filled.
 
@@ -16,11 +18,14 @@ use burn::module::Module;
 use burn::tensor::{Gradients, Tensor};
 use pyroclast_kernels::{gradient, interop};
 
+use crate::data_parallel::Setup;
 use crate::error::Error;
 use crate::events::{Event, Events};
-use crate::group::{Pending, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::layout::{Layout, ROOT, UnitLayout};
 use crate::memory::{Category, Held, Ledger};
+use crate::parcel::Parcel;
+use crate::sizes::Overlap;
 use crate::stage::Stage;
 use crate::unit::{ParamGrad, take};
 
@@ -49,6 +54,9 @@ pub(crate) struct GradientBuckets {
     layout: Arc<Layout>,
     group: Arc<ProcessGroup>,
     stage: Stage,
+    /// Elements of a message; none for those of a unit.
+    limit: Option<usize>,
+    overlap: Overlap,
     ledger: Ledger,
     events: Events,
     state: Mutex<State>,
@@ -57,6 +65,10 @@ pub(crate) struct GradientBuckets {
 #[derive(Debug)]
 struct State {
     buckets: Vec<Bucket>,
+    /// Units whose buckets are final and wait for more to fill a message.
+    waiting: Vec<usize>,
+    /// What is with the communication thread.
+    parcels: Vec<Parcel>,
     micro_batch: MicroBatch,
     counts: Counts,
     /// Micro-batches of this step so far.
@@ -93,7 +105,7 @@ enum Storage {
     /// Not needed until the unit's next backward pass.
     Freed,
     /// With the communication thread.
-    InFlight(Pending<Vec<f32>>),
+    InFlight,
     /// Lost to an error.
     Lost,
 }
@@ -102,7 +114,7 @@ impl GradientBuckets {
     pub(crate) fn new(
         layout: &Arc<Layout>,
         group: &Arc<ProcessGroup>,
-        stage: Stage,
+        (stage, setup): (Stage, &Setup),
         (ledger, events): (&Ledger, &Events),
     ) -> Self {
         let bucket = |unit: &UnitLayout| {
@@ -125,6 +137,8 @@ impl GradientBuckets {
         let state = State {
             unlaunched: buckets.len(),
             buckets,
+            waiting: vec![],
+            parcels: vec![],
             micro_batch: MicroBatch::Last,
             counts: Counts::Yes,
             micro_batches: 0,
@@ -134,6 +148,8 @@ impl GradientBuckets {
             layout: Arc::clone(layout),
             group: Arc::clone(group),
             stage,
+            limit: setup.sizes.reduce_bucket,
+            overlap: setup.overlap,
             ledger: ledger.clone(),
             events: events.clone(),
             state: Mutex::new(state),
@@ -178,7 +194,7 @@ impl GradientBuckets {
         let state = &mut *self.lock();
         if self.stage.shards_gradients() {
             // The unit before has had this one's whole backward pass for its reduction.
-            self.shelve(state);
+            self.land(state);
         }
         self.add(state, grads, unit);
         let bucket = &mut state.buckets[unit];
@@ -211,7 +227,7 @@ impl GradientBuckets {
     ) -> Result<(), Error> {
         let state = &mut *self.lock();
         if self.stage.shards_gradients() {
-            self.shelve(state);
+            self.land(state);
         }
         if state.error.is_none() {
             self.add(state, take(model, &mut grads), ROOT);
@@ -222,12 +238,14 @@ impl GradientBuckets {
         }
         for unit in (0..state.buckets.len()).rev() {
             let bucket = &state.buckets[unit];
-            if !bucket.is_launched || matches!(bucket.storage, Storage::Here(_)) {
+            let is_here = matches!(bucket.storage, Storage::Here(_));
+            if !bucket.is_launched || (is_here && !state.waiting.contains(&unit)) {
                 self.launch(state, unit);
             }
         }
         state.unlaunched = 0;
-        self.shelve(state);
+        self.send(state);
+        self.land(state);
         state.error.take().map_or(Ok(()), Err)
     }
 
@@ -245,16 +263,9 @@ impl GradientBuckets {
             self.launch(state, unit);
             state.unlaunched = unit;
         }
-        for (unit, bucket) in state.buckets.iter_mut().enumerate() {
-            bucket.storage = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
-                Storage::InFlight(pending) => {
-                    self.events.push(Event::ReduceWait(unit));
-                    Storage::Here(pending.wait()?)
-                }
-                here => here,
-            };
-        }
-        Ok(())
+        self.send(state);
+        self.land(state);
+        state.error.take().map_or(Ok(()), Err)
     }
 
     /// Micro-batches of this step, and for every parameter in the order of the layout whether a
@@ -341,6 +352,7 @@ impl GradientBuckets {
         }
     }
 
+    /// Gives a bucket that is final to its message, and sends that if it is full.
     fn launch(&self, state: &mut State, unit: usize) {
         let (bucket, layout) = (&mut state.buckets[unit], &self.layout.units[unit]);
         bucket.is_launched = true;
@@ -351,58 +363,82 @@ impl GradientBuckets {
             // No gradient reached the unit in this micro-batch, but it may have on another rank.
             bucket.allocate(layout, &self.ledger);
         }
-        let mut sums = match std::mem::replace(&mut bucket.storage, Storage::Lost) {
-            Storage::Here(sums) => sums,
-            other => {
-                bucket.storage = other;
-                return;
-            }
-        };
-        for (slot, _) in layout.params.iter().zip(&bucket.written).filter(|(_, written)| !**written)
-        {
-            sums[slot.range.clone()].fill(0.0);
+        let len_of = |units: &[usize]| units.iter().map(|unit| self.layout.units[*unit].len).sum();
+        let waiting: usize = len_of(&state.waiting);
+        let limit = self.limit.unwrap_or(0);
+        if waiting > 0 && waiting + layout.len > limit {
+            self.send(state);
         }
-        if self.group.world() == 1 {
-            bucket.storage = Storage::Here(sums);
-            return;
+        state.waiting.push(unit);
+        if len_of(&state.waiting) >= limit {
+            self.send(state);
         }
-        self.events.push(Event::Reduce(unit));
-        bucket.storage = Storage::InFlight(match self.stage {
-            Stage::Nothing => self.group.all_reduce_unit(unit, sums),
-            _ => self.group.reduce_scatter_unit(unit, sums),
-        });
     }
 
-    /// Waits for the reductions that are under way, and keeps the own shard of each. What goes wrong is
-    /// noted.
-    fn shelve(&self, state: &mut State) {
-        for (unit, (bucket, layout)) in state.buckets.iter_mut().zip(&self.layout.units).enumerate()
-        {
-            if !matches!(bucket.storage, Storage::InFlight(_)) {
-                continue;
+    /// Sends the buckets that wait.
+    fn send(&self, state: &mut State) {
+        let units = std::mem::take(&mut state.waiting);
+        let mut buffers = vec![];
+        for unit in units {
+            let (bucket, layout) = (&mut state.buckets[unit], &self.layout.units[unit]);
+            let Storage::Here(sums) = &mut bucket.storage else { continue };
+            let unwritten =
+                layout.params.iter().zip(&bucket.written).filter(|(_, written)| !**written);
+            unwritten.for_each(|(slot, _)| sums[slot.range.clone()].fill(0.0));
+            if self.group.world() > 1 {
+                self.events.push(Event::Reduce(unit));
+                buffers.push((unit, std::mem::take(sums)));
+                bucket.storage = Storage::InFlight;
             }
-            let Storage::InFlight(pending) = std::mem::replace(&mut bucket.storage, Storage::Lost)
-            else {
-                continue;
-            };
-            self.events.push(Event::ReduceWait(unit));
-            match pending.wait() {
+        }
+        if buffers.is_empty() {
+            return;
+        }
+        let sizes = (self.group.world(), self.limit);
+        state.parcels.push(Parcel::send(buffers, sizes, |unit, sums| match self.stage {
+            Stage::Nothing => self.group.all_reduce_unit(unit, sums),
+            _ => self.group.reduce_scatter_unit(unit, sums),
+        }));
+        if self.overlap == Overlap::No {
+            self.land(state);
+        }
+    }
+
+    /// Waits for the reductions that are under way, and keeps what this rank holds of each. What goes wrong
+    /// is noted.
+    fn land(&self, state: &mut State) {
+        for parcel in std::mem::take(&mut state.parcels) {
+            let units: Vec<usize> = parcel.units().collect();
+            units.iter().for_each(|unit| self.events.push(Event::ReduceWait(*unit)));
+            match parcel.wait() {
                 Ok(reduced) => {
-                    let own = &reduced[self.stage.owned(layout, &self.group)];
-                    match &mut bucket.shard {
-                        Some((sums, _)) => gradient::accumulate(sums, own),
-                        None => {
-                            let held = self.ledger.hold(Category::Gradients, size_of_val(own));
-                            bucket.shard = Some((own.to_vec(), held));
-                        }
+                    for (unit, reduced) in reduced {
+                        self.keep(&mut state.buckets[unit], &self.layout.units[unit], reduced);
                     }
-                    (bucket.storage, bucket.held) = (Storage::Freed, None);
                 }
                 Err(error) => {
+                    units.iter().for_each(|unit| state.buckets[*unit].storage = Storage::Lost);
                     state.error.get_or_insert(error);
                 }
             }
         }
+    }
+
+    /// Keeps reduced gradients: all of them, or the own shard.
+    fn keep(&self, bucket: &mut Bucket, layout: &UnitLayout, reduced: Vec<f32>) {
+        if !self.stage.shards_gradients() {
+            bucket.storage = Storage::Here(reduced);
+            return;
+        }
+        let own = &reduced[self.stage.owned(layout, &self.group)];
+        match &mut bucket.shard {
+            Some((sums, _)) => gradient::accumulate(sums, own),
+            None => {
+                let held = self.ledger.hold(Category::Gradients, size_of_val(own));
+                bucket.shard = Some((own.to_vec(), held));
+            }
+        }
+        (bucket.storage, bucket.held) = (Storage::Freed, None);
     }
 }
 

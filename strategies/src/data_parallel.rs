@@ -20,13 +20,15 @@ use crate::buckets::{Counts, GradientBuckets, MicroBatch};
 use crate::error::Error;
 use crate::events::Events;
 use crate::gathers::Gathers;
-use crate::group::{Pending, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::initialise::{Initialised, Place, initialise};
-use crate::layout::{Buffers, FrozenParams, Layout, ROOT};
+use crate::layout::{Buffers, FrozenParams, Layout, ROOT, Wrapping};
 use crate::memory::{Category, Held, Ledger};
 use crate::optimizer::{FlatOptimizer, Gradients1d, Update};
+use crate::parcel::{self, Parcel};
 use crate::policy::PolicyPurpose;
 use crate::run::{Run, RunWeights};
+use crate::sizes::{Overlap, Sizes};
 use crate::stage::{AfterForward, Stage};
 use crate::unit::{Installed, Seeds};
 use crate::weights::{Weights, fill, hollow_out, lend};
@@ -40,6 +42,8 @@ use crate::weights::{Weights, fill, hollow_out, lend};
 pub struct DataParallel {
     stage: Stage,
     unused: Unused,
+    sizes: Sizes,
+    overlap: Overlap,
     run: Arc<Run>,
     /// What the model's parameters are views of, by unit, where they are not sharded.
     lent: Vec<Weights>,
@@ -90,11 +94,14 @@ impl DataParallel {
     ) -> Result<(M, Self), Error> {
         // One rank owns everything.
         let stage = if group.world() == 1 { Stage::Nothing } else { setup.stage };
-        let frozen = match stage.shards_parameters() {
-            true => FrozenParams::InUnits,
-            false => FrozenParams::InModel,
+        let is_sharded = stage.shards_parameters();
+        let wrapping = Wrapping {
+            wrap: &setup.wrap,
+            frozen: if is_sharded { FrozenParams::InUnits } else { FrozenParams::InModel },
+            persistence: if is_sharded { setup.sizes.persistence } else { 0 },
+            order: setup.order,
         };
-        let layout = Arc::new(Layout::wrapped(&model, group.world(), (&setup.wrap, frozen))?);
+        let layout = Arc::new(Layout::wrapped(&model, group.world(), wrapping)?);
         let facts: Vec<_> = layout.declared().iter().map(|unit| unit.facts.clone()).collect();
         let recompute = setup
             .activation_checkpointing
@@ -104,13 +111,13 @@ impl DataParallel {
         let (ledger, events) = (Ledger::default(), Events::default());
         let place = Place { layout: &layout, group, stage, ledger: &ledger, device: &device };
         let Initialised { model, mappers, stored } = initialise(model, place)?;
-        let buckets = GradientBuckets::new(&layout, group, stage, (&ledger, &events));
-        let (lent, weights, held) = match stage.shards_parameters() {
+        let buckets = GradientBuckets::new(&layout, group, (stage, setup), (&ledger, &events));
+        let (lent, weights, held) = match is_sharded {
             true => {
                 let gathers = Gathers::new(
                     &layout,
                     group,
-                    setup.gathering,
+                    (setup.gathering, setup.sizes),
                     (&ledger, &events),
                     (&device, stored),
                 );
@@ -142,6 +149,8 @@ impl DataParallel {
         let this = Self {
             stage,
             unused: setup.unused,
+            sizes: setup.sizes,
+            overlap: setup.overlap,
             run,
             lent,
             optimizer,
@@ -212,10 +221,15 @@ impl DataParallel {
     /// What ended a collective. The other ranks are told.
     pub fn begin_pass<M: Module>(&self, model: M) -> Result<M, Error> {
         let Some(gathers) = self.gathers() else { return Ok(model) };
-        let root = self.told(gathers.begin_pass())?;
+        let (root, persistent) = self.told(gathers.begin_pass())?;
         let Run { layout, mappers, device, .. } = &*self.run;
-        let model =
-            fill(model, (layout, mappers), device, |unit| (unit == ROOT).then_some(&root.weights));
+        let model = fill(model, (layout, mappers), device, |unit| match unit {
+            ROOT => Some(&root.weights),
+            unit if layout.persistent == Some(unit) => {
+                persistent.as_ref().map(|full| &full.weights)
+            }
+            _ => None,
+        });
         gathers.keep_root(root);
         Ok(model)
     }
@@ -228,7 +242,7 @@ impl DataParallel {
     pub fn end_pass<M: Module>(&self, model: M) -> Result<M, Error> {
         let Some(gathers) = self.gathers() else { return Ok(model) };
         let Run { layout, device, .. } = &*self.run;
-        let model = hollow_out(model, layout, device, |unit| unit == ROOT);
+        let model = hollow_out(model, layout, device, |unit| layout.is_in_model(unit));
         self.told(gathers.end_pass())?;
         Ok(model)
     }
@@ -324,6 +338,7 @@ impl DataParallel {
     fn step_shards(&mut self, update: Update) {
         let Self { run, optimizer, .. } = self;
         let RunWeights::Sharded(gathers) = &run.weights else { return };
+        gathers.forget_persistent();
         run.buckets.for_each(|unit, gradients, seen| {
             let gradients = Gradients1d { gradients, seen };
             gathers.with_shards(unit, |Buffers { trained, .. }| {
@@ -333,26 +348,36 @@ impl DataParallel {
     }
 
     fn step_lent(&mut self, update: Update) -> Result<(), Error> {
-        let Self { run, optimizer, stage, .. } = self;
+        let Self { run, optimizer, stage, sizes, overlap, .. } = self;
         let mut whole: Vec<Vec<f32>> =
             self.lent.drain(..).map(|lent| lent.trained.into_values()).collect();
-        let mut gathering: Vec<Option<Pending<Vec<f32>>>> = vec![];
+        let lens = run.layout.units.iter().map(|unit| unit.len);
+        let ends = parcel::ends(lens, sizes.gather_bucket);
+        let (mut stepped, mut parcels) = (vec![], vec![]);
+        let mut error = None;
         run.buckets.for_each(|unit, gradients, seen| {
             let layout = &run.layout.units[unit];
             let owned = stage.owned(layout, &run.group);
             let gradients = Gradients1d { gradients, seen };
             optimizer.step_unit(update, (unit, layout), &mut whole[unit][owned], gradients);
-            // Other units are stepped while the ranks give each other this one.
-            let gathers = *stage != Stage::Nothing && layout.len > 0;
-            gathering.push(
-                gathers.then(|| run.group.all_gather_unit(unit, std::mem::take(&mut whole[unit]))),
-            );
-        });
-        for (weights, pending) in whole.iter_mut().zip(gathering) {
-            if let Some(pending) = pending {
-                *weights = pending.wait()?;
+            if *stage == Stage::Nothing {
+                return;
             }
-        }
+            if layout.len > 0 {
+                stepped.push((unit, std::mem::take(&mut whole[unit])));
+            }
+            if ends[unit] && !stepped.is_empty() {
+                // Other units are stepped while the ranks give each other these.
+                let sizes = (run.group.world(), sizes.gather_bucket);
+                let gather = |unit, weights| run.group.all_gather_unit(unit, weights);
+                parcels.push(Parcel::send(std::mem::take(&mut stepped), sizes, gather));
+            }
+            if *overlap == Overlap::No {
+                error = error.take().or(receive(&mut parcels, &mut whole).err());
+            }
+        });
+        error.map_or(Ok(()), Err)?;
+        receive(&mut parcels, &mut whole)?;
         self.lent = whole.into_iter().map(|weights| lend(weights, &run.device)).collect();
         Ok(())
     }
@@ -369,6 +394,16 @@ impl DataParallel {
         }
         self.told(self.broadcast_untrained(model))
     }
+}
+
+/// Waits for gathered weights.
+fn receive(parcels: &mut Vec<Parcel>, whole: &mut [Vec<f32>]) -> Result<(), Error> {
+    for parcel in parcels.drain(..) {
+        for (unit, weights) in parcel.wait()? {
+            whole[unit] = weights;
+        }
+    }
+    Ok(())
 }
 
 impl Drop for DataParallel {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One thing that a rank did. The number is the unit's.
+/// One thing that a rank did. The number is the unit's, but for steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Launched the gathering of weights.
@@ -18,6 +18,8 @@ pub(crate) enum Event {
     Reduce(usize),
     /// Needed those gradients.
     ReduceWait(usize),
+    /// Stepped so many elements.
+    Step(usize),
 }
 
 /// The record of a rank, if one is kept. Clones share it.

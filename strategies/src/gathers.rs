@@ -17,6 +17,7 @@ use crate::group::{Pending, ProcessGroup};
 use crate::layout::{Buffers, Kind, Layout, ROOT, UnitLayout};
 use crate::memory::{Category, Held, Ledger};
 use crate::shard::shard;
+use crate::sizes::Sizes;
 use crate::stage::{AfterForward, BackwardPrefetch, Gathering};
 use crate::weights::{FullUnit, Weights};
 
@@ -26,6 +27,7 @@ pub(crate) struct Gathers {
     layout: Arc<Layout>,
     group: Arc<ProcessGroup>,
     settings: Gathering,
+    sizes: Sizes,
     ledger: Ledger,
     device: Device,
     events: Events,
@@ -47,6 +49,8 @@ struct State {
     /// How many of them the forward pass ran, once the backward pass has begun.
     forward_len: Option<usize>,
     diverged: bool,
+    /// The weights of persistent parameters, from the first pass of a step to its end.
+    persistent: Option<Arc<FullUnit>>,
 }
 
 /// A rank's own parts of a unit's flat buffers.
@@ -75,7 +79,7 @@ impl Gathers {
     pub(crate) fn new(
         layout: &Arc<Layout>,
         group: &Arc<ProcessGroup>,
-        settings: Gathering,
+        (settings, sizes): (Gathering, Sizes),
         (ledger, events): (&Ledger, &Events),
         (device, shards): (&Device, Vec<Buffers<Vec<f32>>>),
     ) -> Self {
@@ -88,6 +92,7 @@ impl Gathers {
             layout: Arc::clone(layout),
             group: Arc::clone(group),
             settings,
+            sizes,
             ledger: ledger.clone(),
             device: device.clone(),
             events: events.clone(),
@@ -99,18 +104,32 @@ impl Gathers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a pass over the model: gathers the root unit, and the first of the others ahead.
-    pub(crate) fn begin_pass(&self) -> Result<Arc<FullUnit>, Error> {
-        let root = {
+    /// Begins a pass over the model: gathers the root unit, the persistent one if it is not there, and the
+    /// first of the others ahead.
+    pub(crate) fn begin_pass(&self) -> Result<(Arc<FullUnit>, Option<Arc<FullUnit>>), Error> {
+        let (root, persistent) = {
             let state = &mut *self.lock();
             // What a pass that was never ended has left is of other weights.
             (state.pending, state.kept) = (BTreeMap::new(), HashMap::new());
             (state.ran, state.forward_len, state.diverged) = (vec![], None, false);
             let root = self.take_or_launch(state, ROOT);
+            let missing = self.layout.persistent.filter(|_| state.persistent.is_none());
+            let persistent = missing.map(|unit| (unit, self.launch(state, unit)));
             self.launch_expected(state, 0);
-            root
+            (root, persistent)
         };
-        self.arrived(ROOT, root)
+        let root = self.arrived(ROOT, root)?;
+        if let Some((unit, in_flight)) = persistent {
+            let full = self.arrived(unit, in_flight)?;
+            self.lock().persistent = Some(full);
+        }
+        let persistent = self.lock().persistent.clone();
+        Ok((root, persistent))
+    }
+
+    /// Lets go of the persistent weights, which a step is about to change.
+    pub(crate) fn forget_persistent(&self) {
+        self.lock().persistent = None;
     }
 
     /// Ends a pass: waits for gathers that came to no use, and lets go of everything.
@@ -140,8 +159,9 @@ impl Gathers {
             state.diverged |= state.expected.get(place) != Some(&unit);
             // What the backward pass will begin with is not worth freeing.
             let is_last = !state.diverged && place + 1 == state.expected.len();
+            let is_kept = is_last || self.comes_back_soon(state, place);
             let keeps =
-                comes_back && (is_last || self.settings.after_forward == AfterForward::Keep);
+                comes_back && (is_kept || self.settings.after_forward == AfterForward::Keep);
             if let Some((full, uses)) = state.kept.get_mut(&unit) {
                 *uses += usize::from(keeps);
                 return Ok((Arc::clone(full), call));
@@ -237,26 +257,69 @@ impl Gathers {
         }
     }
 
+    /// Whether few enough elements are used between a forward pass, at `place` in the expected order, and
+    /// its backward pass: those of all units after it, twice.
+    fn comes_back_soon(&self, state: &State, place: usize) -> bool {
+        let after = state.expected.get(place + 1..).filter(|_| !state.diverged);
+        let between =
+            after.map(|units| 2 * units.iter().map(|unit| self.elements(*unit)).sum::<usize>());
+        between.is_some_and(|between| between < self.sizes.max_reuse_distance)
+    }
+
+    fn elements(&self, unit: usize) -> usize {
+        self.layout.units[unit].num_elements()
+    }
+
+    /// Those of `units` that may be gathered ahead, while `current` runs.
+    fn allowed_ahead(
+        &self,
+        state: &State,
+        units: impl Iterator<Item = usize>,
+        current: Option<usize>,
+    ) -> Vec<usize> {
+        let Sizes { prefetch, max_live, .. } = self.sizes;
+        let count = match prefetch {
+            None if self.settings.limit_all_gathers => 1,
+            _ => usize::MAX,
+        };
+        let whole = state.kept.keys().chain(state.pending.keys()).copied().chain(current);
+        let mut live: usize = whole.map(|unit| self.elements(unit)).sum();
+        let mut ahead: usize = state.pending.keys().map(|unit| self.elements(*unit)).sum();
+        // A unit that runs again at once is not gathered twice.
+        let units = units.take(count).filter(|unit| Some(*unit) != current);
+        let fits = |unit: &usize| {
+            let is_here = state.kept.contains_key(unit) || state.pending.contains_key(unit);
+            let elements = if is_here { 0 } else { self.elements(*unit) };
+            live += elements;
+            ahead += elements;
+            prefetch.is_none_or(|limit| ahead <= limit)
+                && max_live.is_none_or(|limit| live <= limit)
+        };
+        units.take_while(fits).collect()
+    }
+
     /// Gathers ahead for the forward pass, which has come to `next` in the expected order.
     fn launch_expected(&self, state: &mut State, next: usize) {
         if !self.settings.forward_prefetch || state.diverged || state.forward_len.is_some() {
             return;
         }
-        let ahead = if self.settings.limit_all_gathers { 1 } else { usize::MAX };
-        let units: Vec<usize> = state.expected.iter().skip(next).take(ahead).copied().collect();
-        // A unit that runs again at once is not gathered twice.
         let current = state.ran.last().copied();
-        for unit in units.into_iter().filter(|unit| Some(*unit) != current) {
+        let units = state.expected.iter().skip(next).copied();
+        for unit in self.allowed_ahead(state, units, current) {
             self.launch_ahead(state, unit);
         }
     }
 
-    /// Gathers ahead for the backward pass of the unit that ran before this one.
+    /// Gathers ahead for the backward pass of the units that ran before this one.
     fn launch_before(&self, state: &mut State, call: usize) {
         // Within a second forward pass, what ran before is not what comes next.
         let is_of_forward = state.forward_len.is_some_and(|len| call < len);
-        let before = call.checked_sub(1).filter(|_| is_of_forward).map(|before| state.ran[before]);
-        if let Some(unit) = before.filter(|unit| *unit != state.ran[call]) {
+        if !is_of_forward {
+            return;
+        }
+        let ahead = if self.sizes.prefetch.is_some() { usize::MAX } else { 1 };
+        let units = state.ran[..call].iter().rev().copied().take(ahead);
+        for unit in self.allowed_ahead(state, units, Some(state.ran[call])) {
             self.launch_ahead(state, unit);
         }
     }

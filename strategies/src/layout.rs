@@ -12,6 +12,7 @@ use burn::tensor::{Shape, Tensor};
 use crate::error::Error;
 use crate::parameters;
 use crate::policy::{PolicyPurpose, UnitFacts, UnitPolicy};
+use crate::sizes::ParamOrder;
 use crate::unit::{self, UnitCell};
 
 /// Elements to which the range of every parameter is aligned: 512 bytes of `f32`, the strictest
@@ -28,6 +29,14 @@ pub struct ParamInfo {
     pub path: String,
     /// Shape of the tensor.
     pub shape: Vec<usize>,
+}
+
+impl ParamInfo {
+    /// Elements of the tensor.
+    #[must_use]
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 /// A parameter and its place.
@@ -64,6 +73,22 @@ impl UnitLayout {
             Kind::Trained => (&self.params, self.len),
             Kind::Frozen => (&self.frozen, self.frozen_len),
         }
+    }
+
+    /// Elements of the trained parameters, without padding.
+    pub(crate) fn num_elements(&self) -> usize {
+        self.params.iter().map(|slot| slot.range.len()).sum()
+    }
+
+    /// Gives every parameter of a buffer its range.
+    fn place(&mut self, kind: Kind, order: ParamOrder, world: usize) {
+        let (params, len) = self.buffer_mut(kind);
+        *params = order.arrange(std::mem::take(params), world);
+        for slot in params.iter_mut() {
+            slot.range = *len..*len + slot.info.num_elements();
+            *len = slot.range.end.next_multiple_of(ALIGNMENT);
+        }
+        *len = len.next_multiple_of(world * ALIGNMENT);
     }
 
     fn buffer_mut(&mut self, kind: Kind) -> (&mut Vec<ParamSlot>, &mut usize) {
@@ -134,11 +159,36 @@ pub(crate) enum FrozenParams {
     InUnits,
 }
 
-/// The layout of a whole model. Unit [`ROOT`] comes first, then declared units in traversal order.
+/// What decides where a parameter lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wrapping<'a> {
+    /// Which declared units are stored by themselves.
+    pub(crate) wrap: &'a UnitPolicy,
+    pub(crate) frozen: FrozenParams,
+    /// Parameters of at most so many elements have a unit of their own, which stays whole over a step.
+    pub(crate) persistence: usize,
+    pub(crate) order: ParamOrder,
+}
+
+impl Default for Wrapping<'_> {
+    fn default() -> Self {
+        Self {
+            wrap: &UnitPolicy::All,
+            frozen: FrozenParams::InModel,
+            persistence: 0,
+            order: ParamOrder::Traversal,
+        }
+    }
+}
+
+/// The layout of a whole model. Unit [`ROOT`] comes first, then declared units in traversal order, then
+/// the unit of persistent parameters, if there is one.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// All units; a unit may be empty.
     pub units: Vec<UnitLayout>,
+    /// The unit of small parameters, from all over the model, that stay whole over a step.
+    pub(crate) persistent: Option<usize>,
     /// By identity: unit, buffer, and position in it.
     index: HashMap<ParamId, (usize, Kind, usize)>,
     /// Every declared unit in traversal order.
@@ -167,10 +217,10 @@ impl Layout {
     ///
     /// [`Error::NothingToTrain`] if no float parameter requires a gradient.
     pub fn of<M: Module>(model: &M, world: usize) -> Result<Self, Error> {
-        Self::wrapped(model, world, (&UnitPolicy::All, FrozenParams::InModel))
+        Self::wrapped(model, world, Wrapping::default())
     }
 
-    /// As [`Self::of`], with only those units by themselves that `wrap` chooses. The parameters of the
+    /// As [`Self::of`], with only those units by themselves that `wrapping` chooses. The parameters of the
     /// others belong to the unit around them.
     ///
     /// # Errors
@@ -179,9 +229,9 @@ impl Layout {
     pub(crate) fn wrapped<M: Module>(
         model: &M,
         world: usize,
-        (wrap, frozen): (&UnitPolicy, FrozenParams),
+        wrapping: Wrapping<'_>,
     ) -> Result<Self, Error> {
-        let frozen = match frozen {
+        let frozen = match wrapping.frozen {
             FrozenParams::InModel => HashSet::new(),
             FrozenParams::InUnits => parameters::frozen(model),
         };
@@ -191,7 +241,7 @@ impl Layout {
             return Err(Error::NothingToTrain);
         }
         let facts: Vec<UnitFacts> = collect.cells.iter().map(|(_, facts)| facts.clone()).collect();
-        let chosen = wrap.choose(PolicyPurpose::Wrap, &facts)?;
+        let chosen = wrapping.wrap.choose(PolicyPurpose::Wrap, &facts)?;
         let count = chosen.iter().filter(|chosen| **chosen).count();
         if count >= MAX_UNITS {
             return Err(Error::TooManyUnits { units: count + 1, limit: MAX_UNITS });
@@ -211,29 +261,40 @@ impl Layout {
         let unit_of = |around: &[usize]| {
             around.iter().rev().find_map(|cell| declared[*cell].unit).unwrap_or(ROOT)
         };
-        let mut units = vec![UnitLayout::default(); count + 1];
+        let persistent = (wrapping.persistence > 0).then_some(count + 1);
+        let mut units = vec![UnitLayout::default(); count + 1 + usize::from(persistent.is_some())];
         for (declared, around) in declared.iter().zip(&collect.around) {
             if let Some(unit) = declared.unit {
                 units[unit].around = around.iter().filter_map(|o| declared_units[*o]).collect();
             }
         }
-        let mut index = HashMap::new();
         for Found { around, kind, info, aliases, id } in collect.found {
             let places: Vec<usize> = around.iter().map(|around| unit_of(around)).collect();
             let is_tied_across = places.iter().any(|unit| *unit != places[0]);
-            let at = if is_tied_across { ROOT } else { places[0] };
-            let (params, end) = units[at].buffer_mut(kind);
-            let range = *end..*end + info.shape.iter().product::<usize>();
-            *end = range.end.next_multiple_of(ALIGNMENT);
-            index.insert(id, (at, kind, params.len()));
-            params.push(ParamSlot { info, aliases, range, id });
+            let at = match persistent {
+                Some(unit) if info.num_elements() <= wrapping.persistence => unit,
+                _ if is_tied_across => ROOT,
+                _ => places[0],
+            };
+            let slot = ParamSlot { info, aliases, range: 0..0, id };
+            units[at].buffer_mut(kind).0.push(slot);
         }
         for unit in &mut units {
-            for len in [&mut unit.len, &mut unit.frozen_len] {
-                *len = len.next_multiple_of(world * ALIGNMENT);
+            Kind::ALL.into_iter().for_each(|kind| unit.place(kind, wrapping.order, world));
+        }
+        let mut index = HashMap::new();
+        for (unit, layout) in units.iter().enumerate() {
+            for kind in Kind::ALL {
+                let ids = layout.buffer(kind).0.iter().map(|slot| slot.id).enumerate();
+                index.extend(ids.map(|(position, id)| (id, (unit, kind, position))));
             }
         }
-        Ok(Self { units, index, declared })
+        Ok(Self { units, persistent, index, declared })
+    }
+
+    /// Whether the model, and not a unit, holds a unit's weights during a pass.
+    pub(crate) fn is_in_model(&self, unit: usize) -> bool {
+        unit == ROOT || Some(unit) == self.persistent
     }
 
     /// The place of a parameter, if it lies in a flat buffer: trainable parameters do, buffers do not.
@@ -273,7 +334,7 @@ impl Layout {
     /// Elements of all trainable parameters, without padding.
     #[must_use]
     pub fn num_elements(&self) -> usize {
-        self.slots().map(|(_, slot)| slot.range.len()).sum()
+        self.units.iter().map(UnitLayout::num_elements).sum()
     }
 
     /// A text that is equal on two ranks exactly if their layouts are.

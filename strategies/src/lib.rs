@@ -29,9 +29,11 @@ pub mod membership;
 pub mod memory;
 pub mod optimizer;
 pub mod parameters;
+mod parcel;
 mod policy;
 mod run;
 pub mod shard;
+mod sizes;
 mod stage;
 pub mod store;
 #[cfg(test)]
@@ -50,5 +52,6 @@ pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use memory::Ledger;
 pub use optimizer::{Optimizer, ParamGroup};
 pub use policy::{PolicyPurpose, UnitPolicy};
+pub use sizes::{Overlap, ParamOrder, Sizes};
 pub use stage::{AfterForward, BackwardPrefetch, Gathering, Stage};
 pub use unit::{TensorMap, Unit, Values, any_recomputes};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pyroclast_kernels::optimizer as kernels;
 
 use crate::data_parallel::Setup;
+use crate::events::{Event, Events};
 use crate::layout::{ParamInfo, UnitLayout};
 use crate::memory::{Category, Held};
 use crate::run::Run;
@@ -141,6 +142,9 @@ pub(crate) struct Gradients1d<'a> {
 pub(crate) struct FlatOptimizer {
     optimizer: Optimizer,
     units: Vec<UnitState>,
+    /// Most elements that are stepped at once.
+    sub_group: usize,
+    events: Events,
     /// Steps taken.
     steps: u64,
 }
@@ -180,7 +184,13 @@ impl FlatOptimizer {
                 _held: run.ledger.hold(Category::Optimizer, bytes),
             }
         });
-        Self { optimizer, units: units.collect(), steps: 0 }
+        Self {
+            optimizer,
+            units: units.collect(),
+            sub_group: setup.sizes.sub_group.unwrap_or(usize::MAX),
+            events: run.events.clone(),
+            steps: 0,
+        }
     }
 
     pub(crate) fn steps(&self) -> u64 {
@@ -206,8 +216,13 @@ impl FlatOptimizer {
         let Update { scale, step, .. } = update;
         let optimizer = self.optimizer;
         let state = &mut self.units[unit];
-        for (range, settings) in segments(layout, &state.settings, seen) {
+        let segments = segments(layout, &state.settings, seen);
+        let parts = segments.into_iter().flat_map(|(range, settings)| {
             let range = within(&range, &state.owned);
+            parts(range, self.sub_group).map(move |part| (part, settings))
+        });
+        for (range, settings) in parts.collect::<Vec<_>>() {
+            self.events.push(Event::Step(range.len()));
             let weights = &mut weights[range.clone()];
             let gradient = &gradients[range.clone()];
             let lr = update.lr * settings.lr_factor;
@@ -261,6 +276,12 @@ impl FlatOptimizer {
     pub(crate) fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
+}
+
+/// `range` in parts of at most `limit` elements.
+fn parts(range: Range<usize>, limit: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(limit.max(1)).map(move |start| start..end.min(start.saturating_add(limit)))
 }
 
 /// The part of `range` that lies in `owned`, counted from the start of `owned`.

@@ -172,6 +172,9 @@ impl DataParallel {
         layout: &Layout,
         weights: &mut impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
     ) -> Result<(), Error> {
+        if let Some(gathers) = self.gathers() {
+            gathers.forget_persistent();
+        }
         for (unit, kind) in buffers(layout) {
             let (slots, len) = layout.units[unit].buffer(kind);
             let mut all = vec![0.0; len];

@@ -2,6 +2,7 @@
 
 use crate::optimizer::{Optimizer, ParamGroup};
 use crate::policy::UnitPolicy;
+use crate::sizes::{Overlap, ParamOrder, Sizes};
 use crate::stage::{Gathering, Stage};
 
 /// What is sharded, and how the model is trained.
@@ -15,6 +16,12 @@ pub struct Setup {
     pub wrap: UnitPolicy,
     /// Which declared units recompute their activations. Default: none.
     pub activation_checkpointing: UnitPolicy,
+    /// How much is communicated, kept and stepped at once. Default: a unit.
+    pub sizes: Sizes,
+    /// Whether communication overlaps computation. Default: it does.
+    pub overlap: Overlap,
+    /// The order of parameters within a unit.
+    pub order: ParamOrder,
     /// What becomes of parameters that no gradient reaches.
     pub unused: Unused,
     /// The optimizer.
@@ -30,6 +37,9 @@ impl Default for Setup {
             gathering: Gathering::default(),
             wrap: UnitPolicy::All,
             activation_checkpointing: UnitPolicy::None,
+            sizes: Sizes::default(),
+            overlap: Overlap::default(),
+            order: ParamOrder::default(),
             unused: Unused::default(),
             optimizer: Optimizer::default(),
             groups: vec![],

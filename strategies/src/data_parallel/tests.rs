@@ -2,6 +2,7 @@ mod differences;
 mod frozen;
 mod memory;
 mod overlap;
+mod sizes;
 mod stages;
 
 use std::sync::Arc;

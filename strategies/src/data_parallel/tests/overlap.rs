@@ -29,6 +29,7 @@ fn exposed(events: &[Event]) -> Vec<Event> {
                 // After the first unit, the part before it runs backward.
                 now += u32::from(unit == 1);
             }
+            Event::Step(_) => {}
             Event::Forward(_) => now += 1,
             Event::Backward(_) => now += 2,
             Event::GatherWait(unit) | Event::ReduceWait(unit) => {
