@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::schedule::ScheduleConfig;
 use crate::strategy::StrategyConfig;
 
 /// Settings of a [`Trainer`](crate::Trainer), under Lightning's names where it has the setting.
@@ -55,10 +56,14 @@ pub struct TrainerConfig {
     pub nesterov: bool,
     /// Weight decay. Default 0.01 for AdamW, 0 for SGD.
     pub weight_decay: Option<f64>,
-    /// `constant` (the default), `linear` or `cosine`: the rate after warm-up.
-    pub schedule: String,
+    /// `constant` (the default), `linear` or `cosine`: the rate after warm-up; or one of DeepSpeed's
+    /// schedulers with its settings.
+    pub schedule: ScheduleConfig,
     /// Steps over which the rate rises linearly from 0. Default 0.
     pub warmup_steps: u64,
+    /// Samples of all ranks per optimizer step, if they are to be checked: the loader's batch size x
+    /// `accumulate_grad_batches` x ranks.
+    pub train_batch_size: Option<usize>,
     /// Micro-batches per optimizer step. Default 1.
     pub accumulate_grad_batches: usize,
     /// Limit of averaged gradients; 0 or none for no clipping, the default.
@@ -110,8 +115,9 @@ impl Default for TrainerConfig {
             momentum: 0.9,
             nesterov: false,
             weight_decay: None,
-            schedule: "constant".to_owned(),
+            schedule: ScheduleConfig::default(),
             warmup_steps: 0,
+            train_batch_size: None,
             accumulate_grad_batches: 1,
             gradient_clip_val: None,
             gradient_clip_algorithm: "norm".to_owned(),

@@ -40,6 +40,7 @@ pub use environment::{Environment, ProcessRank};
 pub use error::{BoxError, Error, Mistake};
 pub use metrics::{Metrics, Split};
 pub use plan::Plan;
+pub use schedule::ScheduleConfig;
 pub use strategy::{
     DdpStrategy, FsdpStrategy, ShardingStrategy, Strategy, StrategyConfig, ZeroStrategy,
 };

@@ -93,7 +93,7 @@ impl Plan {
             ) => Self {
                 resolved: TrainerConfig {
                     lr,
-                    ..resolved(config, &strategy, accelerator, &optimizer)
+                    ..resolved(config, &strategy, accelerator, (&optimizer, &schedule))
                 },
                 strategy,
                 activation_checkpointing,
@@ -164,11 +164,12 @@ fn resolved(
     config: &TrainerConfig,
     strategy: &Strategy,
     accelerator: Accelerator,
-    optimizer: &Optimizer,
+    (optimizer, schedule): (&Optimizer, &Schedule),
 ) -> TrainerConfig {
     TrainerConfig {
         strategy: strategy.to_config(),
         accelerator: accelerator.name().to_owned(),
+        schedule: schedule.to_config(),
         process_group_backend: "ring".to_owned(),
         lr_scaling: "none".to_owned(),
         weight_decay: Some(optimizer.weight_decay()),
@@ -266,7 +267,7 @@ mod tests {
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 32] = [
+        let table: [(&str, Change); 38] = [
             ("devices", |c| c.devices = 257),
             ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
@@ -280,6 +281,20 @@ mod tests {
             ("precision", |c| c.precision = "16-mixed".into()),
             ("optimizer", |c| c.optimizer = "adam".into()),
             ("schedule", |c| c.schedule = "cos".into()),
+            ("schedule", |c| c.schedule = r#"{"WarmupLR": {"steps": 3}}"#.into()),
+            ("schedule.WarmupLR.warmup_num_steps", |c| {
+                c.schedule = r#"{"WarmupLR": {"warmup_num_steps": 0}}"#.into();
+            }),
+            ("warmup_steps", |c| {
+                (c.schedule, c.warmup_steps) = (r#"{"LRRangeTest": {}}"#.into(), 3);
+            }),
+            ("lr_scaling", |c| {
+                (c.schedule, c.lr_scaling) = (r#"{"WarmupDecayLR": {}}"#.into(), "sqrt".into());
+            }),
+            ("train_batch_size", |c| c.train_batch_size = Some(0)),
+            ("strategy.zero.reduce_bucket_size", |c| {
+                c.strategy = r#"{"zero": {"reduce_bucket_size": 0}}"#.into();
+            }),
             ("strategy", |c| c.strategy = "fsdp_cpu_offload".into()),
             ("lr_scaling", |c| c.lr_scaling = "square".into()),
             ("process_group_backend", |c| c.process_group_backend = "nccl".into()),

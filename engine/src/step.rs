@@ -3,7 +3,7 @@
 use pyroclast_kernels::interop;
 use pyroclast_precision::{Clip, Verdict, seed};
 use pyroclast_strategies::{
-    Counts, DataParallel, GradientScale, MicroBatch, ProcessGroup, ReduceOp,
+    Counts, DataParallel, GradientScale, MicroBatch, ProcessGroup, Rate, ReduceOp,
 };
 
 use crate::data::MicroBatches;
@@ -19,7 +19,7 @@ pub(crate) struct Step<'a, T: TrainModule> {
     pub(crate) group: &'a ProcessGroup,
     pub(crate) micro_batches: usize,
     pub(crate) clip: Option<Clip>,
-    pub(crate) lr: f64,
+    pub(crate) rate: Rate,
 }
 
 /// What a step found, the same on every rank.
@@ -65,7 +65,7 @@ pub(crate) fn optimizer_step<T: TrainModule>(
                 Some(Clip::Norm(_)) | None => None,
             };
             let scale = GradientScale { factor: verdict.scale(step.clip), limit };
-            strategy.step(model, scale, step.lr)?
+            strategy.step(model, scale, step.rate)?
         }
         false => model,
     };

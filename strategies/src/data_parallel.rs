@@ -24,7 +24,7 @@ use crate::group::ProcessGroup;
 use crate::initialise::{Initialised, Place, initialise};
 use crate::layout::{Buffers, FrozenParams, Layout, ROOT, Wrapping};
 use crate::memory::{Category, Held, Ledger};
-use crate::optimizer::{FlatOptimizer, Gradients1d, Update};
+use crate::optimizer::{FlatOptimizer, Gradients1d, Rate, Update};
 use crate::parcel::{self, Parcel};
 use crate::policy::PolicyPurpose;
 use crate::run::{Run, RunWeights};
@@ -315,14 +315,14 @@ impl DataParallel {
         &mut self,
         model: M,
         scale: impl Into<GradientScale>,
-        lr: f64,
+        rate: impl Into<Rate>,
     ) -> Result<M, Error> {
         let GradientScale { factor, limit } = scale.into();
         if let Some(limit) = limit {
             // Limiting the average is limiting the sum to as many times more.
             self.run.buckets.for_each(|_, sums, _| gradient::clamp(sums, limit / factor));
         }
-        let update = self.optimizer.begin_step(factor, lr);
+        let update = self.optimizer.begin_step(factor, rate.into());
         if self.run.is_sharded() {
             self.step_shards(update);
             return Ok(model);

@@ -50,7 +50,7 @@ pub use error::Error;
 pub use group::{GroupOptions, Mesh, Pending, ProcessGroup, Traffic};
 pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use memory::Ledger;
-pub use optimizer::{Optimizer, ParamGroup};
+pub use optimizer::{Optimizer, ParamGroup, Rate};
 pub use policy::{PolicyPurpose, UnitPolicy};
 pub use sizes::{Overlap, ParamOrder, Sizes};
 pub use stage::{AfterForward, BackwardPrefetch, Gathering, Stage};

@@ -122,11 +122,26 @@ struct Settings {
     lr_factor: f64,
 }
 
+/// With what a step is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// The learning rate.
+    pub lr: f64,
+    /// AdamW's betas in place of its own, where a schedule has a say in them. SGD has none.
+    pub betas: Option<(f64, f64)>,
+}
+
+impl From<f64> for Rate {
+    fn from(lr: f64) -> Self {
+        Self { lr, betas: None }
+    }
+}
+
 /// What one step applies to all parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update {
     scale: f32,
-    lr: f64,
+    rate: Rate,
     step: u64,
 }
 
@@ -199,9 +214,9 @@ impl FlatOptimizer {
 
     /// Begins the next step. Every unit is then stepped once. There is one step count for all
     /// parameters; torch counts for each parameter the steps in which it had a gradient.
-    pub(crate) fn begin_step(&mut self, scale: f32, lr: f64) -> Update {
+    pub(crate) fn begin_step(&mut self, scale: f32, rate: Rate) -> Update {
         self.steps += 1;
-        Update { scale, lr, step: self.steps }
+        Update { scale, rate, step: self.steps }
     }
 
     /// Steps the owned part of those parameters of a unit that received a gradient. Weights and gradients
@@ -213,7 +228,7 @@ impl FlatOptimizer {
         weights: &mut [f32],
         Gradients1d { gradients, seen }: Gradients1d<'_>,
     ) {
-        let Update { scale, step, .. } = update;
+        let Update { scale, rate, step } = update;
         let optimizer = self.optimizer;
         let state = &mut self.units[unit];
         let segments = segments(layout, &state.settings, seen);
@@ -225,10 +240,11 @@ impl FlatOptimizer {
             self.events.push(Event::Step(range.len()));
             let weights = &mut weights[range.clone()];
             let gradient = &gradients[range.clone()];
-            let lr = update.lr * settings.lr_factor;
+            let lr = rate.lr * settings.lr_factor;
             let weight_decay = settings.weight_decay;
             match (optimizer, state.state.as_mut_slice()) {
                 (Optimizer::AdamW { beta1, beta2, eps, .. }, [exp_avg, exp_avg_sq]) => {
+                    let (beta1, beta2) = rate.betas.unwrap_or((beta1, beta2));
                     let step = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, step };
                     let state = kernels::AdamWState {
                         exp_avg: &mut exp_avg[range.clone()],

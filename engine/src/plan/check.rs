@@ -5,7 +5,7 @@ use pyroclast_strategies::Optimizer;
 use crate::config::TrainerConfig;
 use crate::environment::{ProcessRank, SET_RANKS};
 use crate::error::Mistake;
-use crate::schedule::{Decay, Schedule};
+use crate::schedule::{Decay, Schedule, ScheduleConfig, Scheduler, Shape};
 use crate::strategy::{Strategy, StrategyConfig};
 
 /// Ranks that one process may have: they are threads, each with a connection to every other.
@@ -166,17 +166,56 @@ impl Check {
     }
 
     pub(super) fn schedule(&mut self, config: &TrainerConfig, lr: f64) -> Option<Schedule> {
-        let decay = match config.schedule.as_str() {
+        let name = match &config.schedule {
+            ScheduleConfig::Settings(scheduler) => return self.scheduler(config, *scheduler, lr),
+            ScheduleConfig::Name(text) if text.starts_with('{') => {
+                let example = r#"{"WarmupLR": {"warmup_num_steps": 100}}"#;
+                let parsed = serde_json::from_str::<Scheduler>(text);
+                let explained = |error| format!("`{text}`: {error}; write it as {example}");
+                let scheduler = self.parse("schedule", parsed.map_err(explained))?;
+                return self.scheduler(config, scheduler, lr);
+            }
+            ScheduleConfig::Name(name) => name,
+        };
+        let decay = match name.as_str() {
             "constant" => Decay::Constant,
             "linear" => Decay::Linear,
             "cosine" => Decay::Cosine,
             name => {
-                let known = "constant, linear, cosine";
+                let known = "constant, linear, cosine, and DeepSpeed's with their settings";
                 self.mistake("schedule", format!("unknown schedule `{name}`; there are {known}"));
                 return None;
             }
         };
-        Some(Schedule { lr, warmup_steps: config.warmup_steps, decay })
+        Some(Schedule { lr, shape: Shape::Warmup { steps: config.warmup_steps, decay } })
+    }
+
+    fn scheduler(
+        &mut self,
+        config: &TrainerConfig,
+        scheduler: Scheduler,
+        lr: f64,
+    ) -> Option<Schedule> {
+        for (name, problem) in scheduler.mistakes() {
+            self.mistake(&format!("schedule.{}.{name}", scheduler.name()), problem);
+        }
+        if config.warmup_steps > 0 {
+            let problem = format!(
+                "{} beside {}, which has a warm-up of its own; set one of them",
+                config.warmup_steps,
+                scheduler.name()
+            );
+            self.mistake("warmup_steps", problem);
+        }
+        if config.lr_scaling != "none" && !scheduler.scales_lr() {
+            let problem = format!(
+                "`{}` scales `lr`, but {} has rates of its own; use none",
+                config.lr_scaling,
+                scheduler.name()
+            );
+            self.mistake("lr_scaling", problem);
+        }
+        Some(Schedule { lr, shape: Shape::DeepSpeed(scheduler) })
     }
 
     pub(super) fn limits(&mut self, config: &TrainerConfig) {
@@ -196,6 +235,9 @@ impl Check {
                 "accumulate_grad_batches",
                 format!("{accumulate} is out of range; {limit}"),
             );
+        }
+        if config.train_batch_size == Some(0) {
+            self.mistake("train_batch_size", "0 samples train nothing; use 1 or more");
         }
         if config.limit_val_batches == Some(0) {
             self.mistake("limit_val_batches", "0 is no validation; use val_check_interval 0");

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use pyroclast_strategies::{DataParallel, ProcessGroup, ReduceOp, StateEntry};
+use pyroclast_strategies::{DataParallel, ProcessGroup, Rate, ReduceOp, StateEntry};
 
 use super::agreement::agree_on_settings;
 use super::initialise::{Randomness, Started, agree, check_identity, restore, start};
@@ -80,6 +80,7 @@ where
     let (train, validation) = (data.train(), data.validation());
     loader::check(&train, "training")?;
     validation.as_ref().map_or(Ok(()), |loader| loader::check(loader, "validation"))?;
+    check_batch_size(plan, train.batch_size)?;
 
     if plan.process.is_some() {
         agree_on_settings(shared.config, train.dataset.len() as u64, &group)?;
@@ -96,6 +97,22 @@ where
     let mut rank = Rank { shared, group, context, callbacks, output: None, randomness, progress };
     rank.open_output()?;
     rank.train(model, &mut strategy, &train, validation.as_ref())
+}
+
+/// Refuses a batch that is not as large as it should be: now that the ranks have met, all of its factors are
+/// known.
+fn check_batch_size(plan: &Plan, micro: usize) -> Result<(), Error> {
+    let (accumulate, world) = (plan.resolved.accumulate_grad_batches, plan.world);
+    let product = micro.saturating_mul(accumulate).saturating_mul(world);
+    match plan.resolved.train_batch_size {
+        Some(train) if train != product => Err(Error::setting(
+            "train_batch_size",
+            format!(
+                "{train}, but {micro} (batch size of the loader) x {accumulate}                  (accumulate_grad_batches) x {world} (ranks) is {product}; make them agree, or leave it out"
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Prepares the data once per machine, then opens it on every rank.
@@ -150,7 +167,7 @@ impl<T: TrainModule> Rank<'_, T> {
         while self.progress.step < self.progress.last_step && reason == StopReason::Finished {
             let started = Instant::now();
             self.reseed(strategy);
-            let lr = self.lr();
+            let rate = self.rate();
             let step = Step {
                 task: self.shared.task,
                 context: &self.context,
@@ -158,7 +175,7 @@ impl<T: TrainModule> Rank<'_, T> {
                 group: &self.group,
                 micro_batches: self.shared.plan.resolved.accumulate_grad_batches,
                 clip: self.shared.plan.clip,
-                lr,
+                rate,
             };
             let records = self.records_memory();
             if records {
@@ -173,7 +190,7 @@ impl<T: TrainModule> Rank<'_, T> {
                 return Err(self.give_up(&model, strategy, &report)?);
             }
             let mut action = Action::Continue;
-            let mut row = self.advance(&report, lr, started);
+            let mut row = self.advance(&report, rate.lr, started);
             row.memory = Some(memory::gather(strategy.memory(), &self.group)?);
             self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
             last_train = Some(row);
@@ -223,8 +240,8 @@ impl<T: TrainModule> Rank<'_, T> {
     }
 
     /// Learning rate of the next step.
-    fn lr(&self) -> f64 {
-        self.shared.plan.schedule.lr(self.progress.step + 1, self.progress.last_step)
+    fn rate(&self) -> Rate {
+        self.shared.plan.schedule.rate(self.progress.step + 1, self.progress.last_step)
     }
 
     /// Makes what a model draws depend on the seed, the step and the rank alone, so that a resumed

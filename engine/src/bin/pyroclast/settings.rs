@@ -9,7 +9,8 @@ use clap::Args;
 use pyroclast::environment::SET_RANKS;
 use pyroclast::gpt::GptConfig;
 use pyroclast::{
-    Environment, Error, Mistake, ProcessRank, StrategyConfig, TrainerConfig, environment,
+    Environment, Error, Mistake, ProcessRank, ScheduleConfig, StrategyConfig, TrainerConfig,
+    environment,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -44,6 +45,9 @@ pub(crate) struct Settings {
     /// random (default) or sequential.
     #[arg(long)]
     pub(crate) sampling: Option<String>,
+    /// Samples of all ranks per step, to be checked: batch_size x accumulate_grad_batches x ranks.
+    #[arg(long)]
+    pub(crate) train_batch_size: Option<usize>,
     /// Samples per micro-batch and rank [default: 12].
     #[arg(long)]
     pub(crate) batch_size: Option<usize>,
@@ -115,9 +119,10 @@ pub(crate) struct Settings {
     /// Decay norms and biases too, as torch does by default.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) decay_all: Option<bool>,
-    /// constant (default), linear, cosine.
-    #[arg(long)]
-    pub(crate) schedule: Option<String>,
+    /// constant (default), linear, cosine; or JSON with one of DeepSpeed's schedulers, such as
+    /// '{"WarmupLR": {"warmup_num_steps": 100}}'.
+    #[arg(long, value_name = "NAME|JSON", value_parser = schedule)]
+    pub(crate) schedule: Option<ScheduleConfig>,
     /// Steps over which the learning rate rises from 0 [default: 0].
     #[arg(long)]
     pub(crate) warmup_steps: Option<u64>,
@@ -237,6 +242,7 @@ impl Settings {
             weight_decay: set.weight_decay,
             schedule: set.schedule.unwrap_or(default.schedule),
             warmup_steps: set.warmup_steps.unwrap_or(default.warmup_steps),
+            train_batch_size: set.train_batch_size,
             accumulate_grad_batches: set
                 .accumulate_grad_batches
                 .unwrap_or(default.accumulate_grad_batches),
@@ -316,7 +322,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 48] = [
+const KEYS: [&str; 49] = [
     "model",
     "layers",
     "heads",
@@ -325,6 +331,7 @@ const KEYS: [&str; 48] = [
     "data",
     "val_split",
     "sampling",
+    "train_batch_size",
     "batch_size",
     "strategy",
     "activation_checkpointing",
@@ -382,6 +389,11 @@ fn mesh(text: &str) -> Result<(usize, usize), String> {
 
 /// A strategy's name or settings. What they mean is checked with all other settings.
 fn strategy(text: &str) -> Result<StrategyConfig, std::convert::Infallible> {
+    Ok(text.into())
+}
+
+/// A schedule's name or settings.
+fn schedule(text: &str) -> Result<ScheduleConfig, std::convert::Infallible> {
     Ok(text.into())
 }
 
