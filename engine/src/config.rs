@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::monitor::MonitorConfig;
 use crate::schedule::ScheduleConfig;
 use crate::strategy::StrategyConfig;
 
@@ -93,6 +94,37 @@ pub struct TrainerConfig {
     pub out: Option<PathBuf>,
     /// `auto` (the newest checkpoint under `out`, if there is one) or a checkpoint's folder.
     pub resume: Option<String>,
+    /// Where rank 0 writes curves as CSV files, if it does.
+    pub csv_monitor: Option<MonitorConfig>,
+    /// Where rank 0 writes curves for TensorBoard, if it does.
+    pub tensorboard: Option<MonitorConfig>,
+}
+
+/// What is wrong with a value, as serde says it, in words for whoever wrote it: types by what they are, and
+/// for an unknown key the one that was meant.
+#[must_use]
+pub fn explain(error: &str) -> String {
+    let unknown = error.strip_prefix("unknown field `").or(error.strip_prefix("unknown variant `"));
+    if let Some((key, expected)) = unknown.and_then(|rest| rest.split_once('`')) {
+        let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
+        let likeness = |known: &&&str| strsim::jaro_winkler(known, key);
+        let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        if let Some(nearest) = nearest {
+            let all = known.join(", ");
+            return format!("unknown `{key}`; did you mean `{nearest}`? There are {all}");
+        }
+    }
+    let Some((value, expected)) = error.rsplit_once(", expected ") else { return error.to_owned() };
+    let kind = expected.split(" at line").next().unwrap_or(expected);
+    let words = match kind {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "f64" | "f32" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "a text",
+        "a tuple of size 2" => "two numbers",
+        other => other,
+    };
+    format!("{value}, expected {words}")
 }
 
 impl Default for TrainerConfig {
@@ -131,6 +163,33 @@ impl Default for TrainerConfig {
             seed: 0,
             out: None,
             resume: None,
+            csv_monitor: None,
+            tensorboard: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::Strategy;
+
+    #[test]
+    fn mistakes_are_explained() {
+        for (json, expected) in [
+            (r#"{"zero": {"stage": "two"}}"#, "expected a whole number, 0 or more"),
+            (
+                r#"{"zero": {"stagee": 2}}"#,
+                "unknown `stagee`; did you mean `stage`? There are stage,",
+            ),
+            (r#"{"zeros": {}}"#, "unknown `zeros`; did you mean `zero`?"),
+            (r#"{"fsdp": {"forward_prefetch": 1}}"#, "expected true or false"),
+            (r#"{"fsdp": {"auto_wrap_policy": 1}}"#, "expected a text"),
+            ("{", "EOF while parsing"),
+        ] {
+            let error = serde_json::from_str::<Strategy>(json).expect_err(json);
+            let explained = explain(&error.to_string());
+            assert!(explained.contains(expected), "{explained}");
         }
     }
 }

@@ -79,7 +79,7 @@ impl Plan {
         let optimizer = check.optimizer(config);
         let lr = check.scaled_lr(config, world);
         let schedule = check.schedule(config, lr);
-        check.communication(config);
+        check.communication(config, world);
         check.limits(config);
         check.ranges(config);
         let plan = match (strategy, recompute, accelerator, precision, optimizer, schedule) {
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 38] = [
+        let table: [(&str, Change); 39] = [
             ("devices", |c| c.devices = 257),
             ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
@@ -300,6 +300,7 @@ mod tests {
             ("process_group_backend", |c| c.process_group_backend = "nccl".into()),
             ("process_group_backend", |c| c.process_group_backend = "ncl".into()),
             ("device_mesh", |c| c.device_mesh = Some((2, 1))),
+            ("device_mesh", |c| (c.device_mesh, c.devices) = (Some((2, 1)), 2)),
             ("gradient_clip_algorithm", |c| c.gradient_clip_algorithm = "value".into()),
             ("lr", |c| c.lr = 0.0),
             ("lr", |c| c.lr = f64::NAN),

@@ -5,6 +5,7 @@ pub mod deepspeed;
 use std::fmt;
 
 use pyroclast_strategies::Rate;
+use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub use self::deepspeed::Scheduler;
 
 /// What the user wrote: a name, or one of DeepSpeed's schedulers with its settings.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ScheduleConfig {
     /// `constant` (the default), `linear` or `cosine`: the rate after warm-up. Text that starts with a

@@ -6,6 +6,7 @@ use pyroclast_strategies::{
     self as strategies, AfterForward, BackwardPrefetch, Gathering, Overlap, ParamGroup, ParamOrder,
     PolicyPurpose, Setup, Sizes, Stage, UnitPolicy, Unused,
 };
+use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,7 +15,7 @@ use crate::error::{Error, Mistake};
 use crate::plan::Plan;
 
 /// What the user wrote: a name, or a strategy with its settings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum StrategyConfig {
     /// `auto` (the default: `single` on one rank, else `ddp`), `single`, `ddp`,
@@ -88,7 +89,7 @@ impl From<ZeroStrategy> for StrategyConfig {
 }
 
 /// How ranks share the work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
     /// One rank.
@@ -103,7 +104,7 @@ pub enum Strategy {
 
 /// Data parallelism as in `torch.nn.parallel.DistributedDataParallel`: every rank holds the whole model,
 /// and gradients are averaged, unit by unit while the backward pass goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DdpStrategy {
     /// Whether ranks tell each other which parameters a step has used. Without it, a parameter that no
@@ -120,7 +121,7 @@ impl Default for DdpStrategy {
 }
 
 /// What FSDP shards, under PyTorch's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum ShardingStrategy {
     /// Parameters, gradients and optimizer state; a unit's weights are freed after its forward pass and
@@ -137,7 +138,7 @@ pub enum ShardingStrategy {
 
 /// Fully sharded data parallelism as in `torch.distributed.fsdp`. Units that a model declares are sharded
 /// each by itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FsdpStrategy {
     /// What is sharded. Default `FULL_SHARD`.
@@ -168,7 +169,7 @@ impl Default for FsdpStrategy {
 }
 
 /// When weights are gathered in the backward pass, under PyTorch's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Prefetch {
     /// Before a unit's backward pass, those of the unit before.
     #[default]
@@ -185,7 +186,7 @@ pub enum Prefetch {
 /// ZeRO as in DeepSpeed, under its names. Numbers are of elements. Unlike DeepSpeed's, the defaults
 /// communicate a unit at a time and keep nothing gathered; where a DeepSpeed file is given, its own defaults
 /// apply.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroStrategy {
     /// 1: optimizer state is sharded; 2: gradients, too; 3: parameters, too. Default 2.

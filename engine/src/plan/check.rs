@@ -2,7 +2,7 @@
 
 use pyroclast_strategies::Optimizer;
 
-use crate::config::TrainerConfig;
+use crate::config::{TrainerConfig, explain};
 use crate::environment::{ProcessRank, SET_RANKS};
 use crate::error::Mistake;
 use crate::schedule::{Decay, Schedule, ScheduleConfig, Scheduler, Shape};
@@ -74,8 +74,7 @@ impl Check {
             StrategyConfig::Name(text) if text.starts_with('{') => {
                 let example = r#"{"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}"#;
                 let parsed = serde_json::from_str::<Strategy>(text);
-                let explained = |error| format!("`{text}`: {error}; write it as {example}");
-                self.parse("strategy", parsed.map_err(explained))?
+                self.parse("strategy", parsed.map_err(|error| explained(text, &error, example)))?
             }
             StrategyConfig::Name(name) => self.strategy_named(name, world)?,
         };
@@ -144,7 +143,7 @@ impl Check {
     }
 
     /// What moves numbers between ranks, and which ranks shard what.
-    pub(super) fn communication(&mut self, config: &TrainerConfig) {
+    pub(super) fn communication(&mut self, config: &TrainerConfig, world: usize) {
         match config.process_group_backend.as_str() {
             "auto" | "ring" | "gloo" => {}
             name @ ("nccl" | "mpi") => {
@@ -156,7 +155,14 @@ impl Check {
                 self.mistake("process_group_backend", problem);
             }
         }
-        if let Some((replicate, shard)) = config.device_mesh {
+        let Some((replicate, shard)) = config.device_mesh else { return };
+        if replicate.checked_mul(shard) != Some(world) {
+            let problem = format!(
+                "{replicate} replicas x {shard} shards, but there are {world} ranks; make them agree, or \
+                 leave it out"
+            );
+            self.mistake("device_mesh", problem);
+        } else {
             let problem = format!(
                 "a mesh of {replicate} replicas x {shard} shards is for HYBRID_SHARD, which is not in \
                  this version; leave it out"
@@ -171,8 +177,8 @@ impl Check {
             ScheduleConfig::Name(text) if text.starts_with('{') => {
                 let example = r#"{"WarmupLR": {"warmup_num_steps": 100}}"#;
                 let parsed = serde_json::from_str::<Scheduler>(text);
-                let explained = |error| format!("`{text}`: {error}; write it as {example}");
-                let scheduler = self.parse("schedule", parsed.map_err(explained))?;
+                let parsed = parsed.map_err(|error| explained(text, &error, example));
+                let scheduler = self.parse("schedule", parsed)?;
                 return self.scheduler(config, scheduler, lr);
             }
             ScheduleConfig::Name(name) => name,
@@ -290,4 +296,8 @@ impl Check {
             }
         }
     }
+}
+
+fn explained(text: &str, error: &serde_json::Error, example: &str) -> String {
+    format!("`{text}`: {}; write it as {example}", explain(&error.to_string()))
 }

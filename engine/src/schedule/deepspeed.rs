@@ -5,10 +5,11 @@
 use std::f64::consts::PI;
 
 use pyroclast_strategies::Rate;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A scheduler with its settings: `{"WarmupLR": {"warmup_num_steps": 100}}`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum Scheduler {
     /// Rises, and stays.
     WarmupLR(WarmupLr),
@@ -23,7 +24,7 @@ pub enum Scheduler {
 }
 
 /// How a rate rises.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmupType {
     /// As the logarithm of the iteration.
@@ -44,7 +45,7 @@ impl WarmupType {
 }
 
 /// Settings of `WarmupLR` and `WarmupDecayLR`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupLr {
     /// Rate at the beginning. Default 0.
@@ -72,7 +73,7 @@ impl Default for WarmupLr {
 }
 
 /// Settings of `WarmupCosineLR`. Ratios are of `lr`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupCosineLr {
     /// Iterations until the end of the fall. Default: the run's steps.
@@ -100,7 +101,7 @@ impl Default for WarmupCosineLr {
 }
 
 /// Settings of `OneCycle`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OneCycle {
     /// Lowest rate of the cycle.
@@ -159,7 +160,7 @@ fn max_momentum() -> f64 {
 const CYCLE_BETA2: f64 = 0.99;
 
 /// Settings of `LRRangeTest`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrRangeTest {
     /// Rate at the beginning. Default 0.001.

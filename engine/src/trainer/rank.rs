@@ -21,6 +21,7 @@ use crate::data::{DataModule, Loader, MicroBatches};
 use crate::error::Error;
 use crate::memory::{self, MemorySample, StepMemory};
 use crate::metrics::{Metrics, MetricsFile, Split, peak_rss_bytes};
+use crate::monitor::Monitors;
 use crate::output::RunFolder;
 use crate::plan::Plan;
 use crate::step::{Step, StepReport, Totals, optimizer_step, user};
@@ -45,6 +46,8 @@ struct Rank<'a, T> {
     callbacks: &'a mut [Box<dyn Callback>],
     /// On rank 0, if the run writes anything.
     output: Option<Output>,
+    /// On rank 0.
+    monitors: Monitors,
     randomness: Randomness,
     progress: Progress,
 }
@@ -94,7 +97,10 @@ where
         model = restore(model, &mut strategy, checkpoint)?;
     }
     let progress = Progress::new(plan, &train, resumed.map(|checkpoint| checkpoint.manifest));
-    let mut rank = Rank { shared, group, context, callbacks, output: None, randomness, progress };
+    let is_silent = context.rank > 0 || plan.resolved.fast_dev_run;
+    let monitors = if is_silent { Monitors::none() } else { Monitors::open(&plan.resolved)? };
+    let mut rank =
+        Rank { monitors, shared, group, context, callbacks, output: None, randomness, progress };
     rank.open_output()?;
     rank.train(model, &mut strategy, &train, validation.as_ref())
 }
@@ -320,6 +326,7 @@ impl<T: TrainModule> Rank<'_, T> {
         if let Some(output) = &mut self.output {
             output.metrics.append(row)?;
         }
+        self.monitors.record(row, self.progress.samples)?;
         for callback in self.callbacks.iter_mut() {
             if call(&mut **callback, row) == Action::Stop {
                 *action = Action::Stop;

@@ -56,7 +56,7 @@ pub(crate) struct TrainArgs {
     /// Settings from a TOML, JSON or YAML file, under the flags' names; flags win.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Settings from a DeepSpeed JSON file (not in this version).
+    /// Settings from a DeepSpeed JSON file, as it is; flags win.
     #[arg(long, value_name = "FILE")]
     pub(crate) deepspeed: Option<PathBuf>,
     /// Print the resolved settings as JSON, with where each was set, and end.

@@ -1,24 +1,24 @@
 //! Settings of `pyroclast train`: flags over file over defaults.
 
 mod file;
+mod merge;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use pyroclast::environment::SET_RANKS;
 use pyroclast::gpt::GptConfig;
 use pyroclast::{
-    Environment, Error, Mistake, ProcessRank, ScheduleConfig, StrategyConfig, TrainerConfig,
-    environment,
+    Environment, Mistake, MonitorConfig, ProcessRank, ScheduleConfig, StrategyConfig,
+    TrainerConfig, environment,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-use crate::misuse;
+pub(crate) use self::merge::Given;
 
 /// What was given, by flag or in a file; absent where nothing was.
-#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Settings {
     /// gpt-nano (default), gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
@@ -165,6 +165,13 @@ pub(crate) struct Settings {
     /// auto (the newest checkpoint under --out) or a checkpoint's folder.
     #[arg(long, value_name = "auto|PATH")]
     pub(crate) resume: Option<String>,
+    /// Curves as CSV files, in this folder [default: none]; JSON names it in a file:
+    /// {"output_path": "DIR", "job_name": "NAME"}.
+    #[arg(long, value_name = "DIR", value_parser = monitor)]
+    pub(crate) csv_monitor: Option<MonitorConfig>,
+    /// Curves for TensorBoard, in this folder [default: none].
+    #[arg(long, value_name = "DIR", value_parser = monitor)]
+    pub(crate) tensorboard: Option<MonitorConfig>,
     /// Initial weights in PyTorch layout, safetensors.
     #[arg(long, value_name = "FILE", value_parser = path)]
     pub(crate) init_from: Option<PathBuf>,
@@ -173,28 +180,7 @@ pub(crate) struct Settings {
     pub(crate) save_weights: Option<PathBuf>,
 }
 
-/// Where settings come from, by name: a flag or a file. Others have their defaults.
-pub(crate) type Sources = BTreeMap<String, String>;
-
 impl Settings {
-    /// These settings, completed by those of a file, and where each comes from.
-    pub(crate) fn over_file(self, path: Option<&Path>) -> Result<(Self, Sources), Error> {
-        let refuse = |error: serde_json::Error| misuse("config", error.to_string());
-        let mut merged = path.map_or_else(|| Ok(Map::new()), file::read)?;
-        let mut sources = Sources::default();
-        for key in merged.keys() {
-            let file = path.map(|path| path.display().to_string()).unwrap_or_default();
-            sources.insert(key.clone(), file);
-        }
-        let given: Value = serde_json::to_value(&self).map_err(refuse)?;
-        let given = given.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-        for (key, value) in given {
-            sources.insert(key.clone(), format!("--{}", key.replace('_', "-")));
-            merged.insert(key.clone(), value.clone());
-        }
-        Ok((serde_json::from_value(Value::Object(merged)).map_err(refuse)?, sources))
-    }
-
     /// Sizes of the model.
     pub(crate) fn model(&self, mistakes: &mut Vec<Mistake>) -> Option<GptConfig> {
         let preset = GptConfig::preset(self.model_name());
@@ -260,6 +246,8 @@ impl Settings {
             seed: set.seed.unwrap_or(default.seed),
             out: set.out,
             resume: set.resume,
+            csv_monitor: set.csv_monitor,
+            tensorboard: set.tensorboard,
         }
     }
 
@@ -322,7 +310,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 49] = [
+const KEYS: [&str; 51] = [
     "model",
     "layers",
     "heads",
@@ -370,6 +358,8 @@ const KEYS: [&str; 49] = [
     "fast_dev_run",
     "out",
     "resume",
+    "csv_monitor",
+    "tensorboard",
     "init_from",
     "save_weights",
 ];
@@ -392,6 +382,11 @@ fn strategy(text: &str) -> Result<StrategyConfig, std::convert::Infallible> {
     Ok(text.into())
 }
 
+/// A monitor's folder, with no folder of the job's own in it.
+fn monitor(text: &str) -> Result<MonitorConfig, std::convert::Infallible> {
+    Ok(MonitorConfig { output_path: text.into(), job_name: String::new() })
+}
+
 /// A schedule's name or settings.
 fn schedule(text: &str) -> Result<ScheduleConfig, std::convert::Infallible> {
     Ok(text.into())
@@ -399,13 +394,28 @@ fn schedule(text: &str) -> Result<ScheduleConfig, std::convert::Infallible> {
 
 #[cfg(test)]
 mod tests {
+    use pyroclast::Error;
+
     use super::*;
 
     fn over(file: &str, flags: Settings) -> Result<Settings, Error> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.toml");
         std::fs::write(&path, file).expect("a file");
-        flags.over_file(Some(&path)).map(|(settings, _)| settings)
+        flags.over_files(Some(&path), None).map(|given| given.settings)
+    }
+
+    /// What editors check files of settings by. `PYROCLAST_BLESS=1` writes it anew.
+    #[test]
+    fn the_schema_is_that_of_the_settings() {
+        let schema = schemars::schema_for!(Settings);
+        let schema = serde_json::to_string_pretty(&schema).expect("JSON") + "\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/settings.schema.json");
+        if std::env::var_os("PYROCLAST_BLESS").is_some() {
+            std::fs::write(path, &schema).expect("the schema");
+        }
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(schema == committed, "docs/settings.schema.json is of other settings; bless it");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::args::TrainArgs;
 use crate::console::{grouped, printable, say};
 use crate::misuse;
 use crate::progress::Progress;
-use crate::settings::Settings;
+use crate::settings::{Given, Settings};
 
 /// Bytes of the sample texts.
 const SAMPLE_LENGTH: usize = 240;
@@ -35,19 +35,21 @@ struct Run {
 
 /// Runs the command.
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Error> {
-    if let Some(path) = &args.deepspeed {
-        let problem = format!("{}: DeepSpeed files are not in this version", path.display());
-        return Err(misuse("deepspeed", problem));
-    }
-    let (settings, sources) = args.settings.clone().over_file(args.config.as_deref())?;
+    let settings = args.settings.clone();
+    let Given { settings, sources, notes } =
+        settings.over_files(args.config.as_deref(), args.deepspeed.as_deref())?;
     let mut run = resolve(settings)?;
     if args.print_config {
         if run.trainer.plan().is_first() {
             let mut shown = run.recorded;
             shown["sources"] = json!(sources);
+            shown["notes"] = json!([&notes[..], &run.trainer.plan().notes].concat());
             say(&format!("{shown:#}"));
         }
         return Ok(());
+    }
+    if run.trainer.plan().is_first() {
+        notes.iter().for_each(|note| say(&format!("note        {note}")));
     }
     // Before any input is read: a rank that cannot read its own ends the others.
     run.trainer.join()?;

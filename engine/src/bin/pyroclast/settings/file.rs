@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use pyroclast::config::explain;
 use pyroclast::{Error, Mistake};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -12,7 +13,7 @@ use super::{KEYS, Settings};
 use crate::misuse;
 
 /// Keys of a resolved configuration that follow from others.
-const DERIVED: [&str; 3] = ["world", "initial_weights", "sources"];
+const DERIVED: [&str; 4] = ["world", "initial_weights", "sources", "notes"];
 
 /// The settings of a file by name. Those that are null are left out.
 ///
@@ -20,18 +21,21 @@ const DERIVED: [&str; 3] = ["world", "initial_weights", "sources"];
 ///
 /// [`Error::Config`] with every unknown key and every value of a wrong type.
 pub(super) fn read(path: &Path) -> Result<Map<String, Value>, Error> {
-    let refuse = |problem: String| misuse("config", format!("{}: {problem}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    let one_line = |error: String| refuse(error.lines().collect::<Vec<_>>().join(" "));
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| misuse("config", format!("{}: {error}", path.display())))?;
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("toml");
+    parse(extension, &text, path)
+}
+
+fn parse(extension: &str, text: &str, path: &Path) -> Result<Map<String, Value>, Error> {
+    let refuse = |problem: String| misuse("config", format!("{}: {problem}", path.display()));
+    let one_line = |error: String| refuse(error.lines().collect::<Vec<_>>().join(" "));
     let read = match extension {
-        "json" => {
-            serde_json::from_str::<Unique>(&text).map_err(|error| one_line(error.to_string()))
-        }
+        "json" => serde_json::from_str::<Unique>(text).map_err(|error| one_line(error.to_string())),
         "yaml" | "yml" => {
-            serde_yaml_ng::from_str::<Unique>(&text).map_err(|error| one_line(error.to_string()))
+            serde_yaml_ng::from_str::<Unique>(text).map_err(|error| one_line(error.to_string()))
         }
-        "toml" => toml::from_str::<Unique>(&text).map_err(|error| one_line(error.to_string())),
+        "toml" => toml::from_str::<Unique>(text).map_err(|error| one_line(error.to_string())),
         other => {
             Err(refuse(format!("`.{other}` is no kind of file that is read; use toml, json, yaml")))
         }
@@ -57,7 +61,8 @@ fn mistake(key: &str, value: &Value, path: &Path) -> Option<Mistake> {
     }
     let alone = Value::Object(Map::from_iter([(key.to_owned(), value.clone())]));
     let error = serde_json::from_value::<Settings>(alone).err()?;
-    Some(Mistake::new(key, format!("{value} in {}: {error}", path.display())))
+    let problem = explain(&error.to_string());
+    Some(Mistake::new(key, format!("{value} in {}: {problem}", path.display())))
 }
 
 fn unknown(key: &str, file: &Path) -> Mistake {
@@ -170,10 +175,45 @@ mod tests {
         let Err(Error::Config(mistakes)) = read_as("toml", toml) else { panic!("four mistakes") };
         let said: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
         assert_eq!(said.len(), 4, "{said:?}");
-        for expected in
-            ["lr: \"fast\"", "did you mean `max_steps`?", "devices: -1", "unknown field `x`"]
-        {
+        for expected in [
+            "lr: \"fast\"",
+            "did you mean `max_steps`?",
+            "devices: -1",
+            "unknown `x`; did you mean",
+        ] {
             assert!(said.iter().any(|said| said.contains(expected)), "{expected}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn no_text_makes_a_parser_panic() {
+        let valid = [
+            ("toml", "lr = 0.5\nmax_steps = 7\n[strategy.fsdp]\nlimit_all_gathers = false\n"),
+            ("json", r#"{"lr": 0.5, "strategy": {"zero": {"stage": 2}}, "device_mesh": [1, 2]}"#),
+            ("yaml", "lr: 0.5 # a comment\nstrategy:\n  fsdp:\n    limit_all_gathers: false\n"),
+        ];
+        // A linear congruential generator is all the randomness that this needs.
+        let mut state = 1u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        for (extension, text) in valid {
+            for _ in 0..2_000 {
+                let mut bytes = text.as_bytes().to_vec();
+                for _ in 0..1 + random(4) {
+                    match random(3) {
+                        0 => bytes.truncate(random(bytes.len() + 1)),
+                        1 => bytes.insert(random(bytes.len() + 1), random(256) as u8),
+                        _ if bytes.is_empty() => {}
+                        _ => {
+                            let at = random(bytes.len());
+                            bytes[at] = random(256) as u8;
+                        }
+                    }
+                }
+                let _ = parse(extension, &String::from_utf8_lossy(&bytes), Path::new("a file"));
+            }
         }
     }
 
