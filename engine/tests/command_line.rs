@@ -60,7 +60,7 @@ fn wrong_input_is_one_line_and_exit_code_2() {
         (&["--stratgy=ddp"], "--strategy"),
         (&["--strategy=fsdp_cpu_offload"], "not in this version"),
         (&["--precision=bf16-mixed"], "not in this version"),
-        (&["--deepspeed=ds.json"], "not in this version"),
+        (&["--deepspeed=ds.json"], "ds.json: No such file"),
         (&["--spawn=process"], "not in this version"),
         (&["--num-nodes=2"], "RANK and WORLD_SIZE"),
         (&["--master-port=1"], "RANK and WORLD_SIZE"),
@@ -198,7 +198,9 @@ fn what_print_config_shows_can_be_read_again() {
         let output = pyroclast(folder.path(), &[&["train", "--print-config"], args].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         let mut shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        shown.as_object_mut().expect("settings").remove("sources");
+        // Where a value came from is another file now, and what was noted has been done.
+        let settings = shown.as_object_mut().expect("settings");
+        (settings.remove("sources"), settings.remove("notes"));
         shown
     };
     let first = shown(&[
@@ -209,9 +211,17 @@ fn what_print_config_shows_can_be_read_again() {
         r#"--strategy={"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}"#,
         "--out=run",
     ]);
-    let file = folder.path().join("again.json");
-    fs::write(file, first.to_string()).expect("a file");
-    assert_eq!(shown(&["--config=again.json"]), first);
+    let deepspeed = r#"{
+        "train_batch_size": 12, "gradient_accumulation_steps": 3,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.5}},
+        "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}},
+        "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1000}
+    }"#;
+    fs::write(folder.path().join("ds.json"), deepspeed).expect("a file");
+    for given in [first, shown(&["--deepspeed=ds.json", "--devices=2"])] {
+        fs::write(folder.path().join("again.json"), given.to_string()).expect("a file");
+        assert_eq!(shown(&["--config=again.json"]), given);
+    }
 }
 
 #[test]

@@ -114,7 +114,8 @@ fn check_batch_size(plan: &Plan, micro: usize) -> Result<(), Error> {
         Some(train) if train != product => Err(Error::setting(
             "train_batch_size",
             format!(
-                "{train}, but {micro} (batch size of the loader) x {accumulate}                  (accumulate_grad_batches) x {world} (ranks) is {product}; make them agree, or leave it out"
+                "{train}, but {micro} (batch size of the loader) x {accumulate} \
+                 (accumulate_grad_batches) x {world} (ranks) is {product}; make them agree, or leave it out"
             ),
         )),
         _ => Ok(()),
