@@ -200,7 +200,8 @@ fn what_print_config_shows_can_be_read_again() {
         let mut shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         // Where a value came from is another file now, and what was noted has been done.
         let settings = shown.as_object_mut().expect("settings");
-        (settings.remove("sources"), settings.remove("notes"));
+        settings.remove("sources");
+        settings.remove("notes");
         shown
     };
     let first = shown(&[
