@@ -21,6 +21,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
+use pyroclast_kernels::each;
+use pyroclast_kernels::numbers::{Float, Numbers, Slice};
+use pyroclast_precision::ScalerState;
 use pyroclast_strategies::{ParamInfo, parameters};
 use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
@@ -29,7 +32,7 @@ use sha2::{Digest, Sha256};
 pub use self::tensors::TensorFile;
 use crate::error::Error;
 
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const MANIFEST: &str = "checkpoint.json";
@@ -40,8 +43,12 @@ const MANIFEST: &str = "checkpoint.json";
 pub struct Manifest {
     /// Version of the format.
     pub format: u32,
-    /// Optimizer steps taken.
+    /// Steps taken, skipped ones included.
     pub step: u64,
+    /// Steps that were skipped because gradients overflowed.
+    pub skipped: u64,
+    /// The loss scale, where the precision has one.
+    pub scaler: Option<ScalerState>,
     /// Samples consumed by all ranks.
     pub samples: u64,
     /// Tokens trained on.
@@ -55,7 +62,7 @@ pub struct Manifest {
 }
 
 /// A tensor to write: name, shape, numbers.
-pub(crate) type Entry<'a> = (String, Vec<usize>, &'a [f32]);
+pub(crate) type Entry<'a> = (String, Vec<usize>, Slice<'a>);
 
 /// A checkpoint that has been opened and verified. Its numbers are read when they are asked for.
 #[derive(Debug)]
@@ -144,9 +151,11 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Reads the numbers, in Burn's layout.
-    pub(crate) fn read(&self, file: &TensorFile) -> Result<Vec<f32>, Error> {
+    /// Reads the numbers, in Burn's layout; those of 16 bits as `f32`, which has all of them.
+    pub(crate) fn read(&self, file: &TensorFile) -> Result<Numbers, Error> {
         let numbers = file.read(&self.name)?;
+        let is_half = numbers.float().is_half();
+        let numbers = if is_half { numbers.into_float(Float::F32) } else { numbers };
         Ok(match (self.transposed, file.shape(&self.name)) {
             (true, Some(&[rows, columns])) => transpose(&numbers, rows, columns),
             _ => numbers,
@@ -188,7 +197,7 @@ impl<'a, F: Fn(&ParamInfo) -> Stored> Lookup<'a, F> {
     }
 
     /// The numbers of one parameter, in Burn's layout.
-    pub(crate) fn numbers(&mut self, info: &ParamInfo) -> Option<Vec<f32>> {
+    pub(crate) fn numbers(&mut self, info: &ParamInfo) -> Option<Numbers> {
         match self.find(info)?.read(self.file) {
             Ok(numbers) => Some(numbers),
             Err(error) => {
@@ -222,8 +231,10 @@ pub(crate) fn fill<M: Module>(
 }
 
 /// A row-major matrix of `rows` rows, transposed.
-pub(crate) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+pub(crate) fn transpose(values: &Numbers, rows: usize, columns: usize) -> Numbers {
+    each!(Numbers, values, values => Numbers, {
+        (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+    })
 }
 
 /// As a checkpoint stores it.
@@ -268,8 +279,13 @@ pub(crate) fn write_values(path: &Path, entries: &[Entry<'_>]) -> Result<(), Err
     let views = entries
         .iter()
         .map(|(name, shape, values)| {
-            let bytes = bytemuck::cast_slice(values);
-            Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes)?))
+            let dtype = match values.float() {
+                Float::F64 => Dtype::F64,
+                Float::F32 => Dtype::F32,
+                Float::F16 => Dtype::F16,
+                Float::BF16 => Dtype::BF16,
+            };
+            Ok((name.as_str(), TensorView::new(dtype, shape.clone(), values.as_bytes())?))
         })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
     views
@@ -303,6 +319,8 @@ mod tests {
         Manifest {
             format: FORMAT,
             step,
+            skipped: 0,
+            scaler: None,
             samples: 7,
             tokens: 70,
             dataset_len: 40,
@@ -312,7 +330,7 @@ mod tests {
     }
 
     fn entries(values: &[f32]) -> Vec<Entry<'_>> {
-        vec![("a.weight".to_owned(), vec![2, 2], values)]
+        vec![("a.weight".to_owned(), vec![2, 2], Slice::F32(values))]
     }
 
     #[test]
@@ -325,7 +343,7 @@ mod tests {
         assert_eq!((read.manifest.step, read.manifest.samples), (12, 7));
         for file in [read.model, read.optimizer] {
             assert_eq!(file.shape("a.weight"), Some(&[2, 2][..]));
-            assert_eq!(file.read("a.weight").expect("numbers"), values);
+            assert_eq!(file.read("a.weight").expect("numbers"), values.to_vec().into());
         }
     }
 

@@ -1,9 +1,11 @@
 //! What the user wrote. Nothing here is checked; [`Plan`](crate::Plan) does that, once.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::loss_scale::LossScaleConfig;
 use crate::monitor::MonitorConfig;
 use crate::schedule::ScheduleConfig;
 use crate::strategy::StrategyConfig;
@@ -36,8 +38,18 @@ pub struct TrainerConfig {
     pub devices: usize,
     /// Nodes. More than 1 needs one process per rank. Default 1.
     pub num_nodes: usize,
-    /// `32-true` in this version.
+    /// `32-true` (the default), `64-true`, `16-mixed`, `bf16-mixed`, `16-true`, `bf16-true`.
     pub precision: String,
+    /// Units with a precision of their own: `types=LayerNorm` or `paths=head`, and the precision's name.
+    pub precision_overrides: BTreeMap<String, String>,
+    /// What gradients are accumulated, and summed over ranks, in: `f32`, `bf16`, `f16`, `f64`. Default: `f32`, or
+    /// `f64` for `64-true`.
+    pub reduce_dtype: Option<String>,
+    /// For `16-mixed` and `16-true`: `dynamic` (the default), a number, or a rule with its settings.
+    pub loss_scale: LossScaleConfig,
+    /// Whether the first unit whose output is NaN or infinite is looked for, and named. Default false: it takes
+    /// time.
+    pub detect_anomaly: bool,
     /// `adamw` (the default) or `sgd`.
     pub optimizer: String,
     /// Learning rate. Default 1e-3.
@@ -138,6 +150,10 @@ impl Default for TrainerConfig {
             devices: 1,
             num_nodes: 1,
             precision: "32-true".to_owned(),
+            precision_overrides: BTreeMap::new(),
+            reduce_dtype: None,
+            loss_scale: LossScaleConfig::default(),
+            detect_anomaly: false,
             optimizer: "adamw".to_owned(),
             lr: 1e-3,
             lr_scaling: "none".to_owned(),

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use pyroclast_strategies::Culprit;
+
 /// An error of user code, such as a training step.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -60,8 +62,10 @@ pub enum Error {
     Strategy(#[from] pyroclast_strategies::Error),
     /// A gradient is NaN or infinite, or no sample of the step had a weight.
     #[error(
-        "step {step}: the gradient norm is {norm} and the loss {loss}; nothing was updated, and the \
-         state before it is saved where there is an `out`. Lower lr or set gradient_clip_val"
+        "step {step}: the gradient norm is {norm} and the loss {loss}{}; nothing was updated, and the \
+         state before it is saved where there is an `out`. Lower lr or set gradient_clip_val; \
+         detect_anomaly looks for where it begins",
+        first(.culprit)
     )]
     NotFinite {
         /// The step that was not taken.
@@ -70,6 +74,23 @@ pub enum Error {
         loss: f64,
         /// Global gradient norm.
         norm: f64,
+        /// Which gradient it is, if one is not finite.
+        culprit: Option<Culprit>,
+    },
+    /// Gradients overflow however small the loss scale is.
+    #[error(
+        "step {step}: gradients overflow although the loss scale is at its minimum, {scale}{}; the state \
+         before it is saved where there is an `out`. Lower lr, or use bf16-mixed; detect_anomaly looks for \
+         where it begins",
+        first(.culprit)
+    )]
+    LossScaleAtMinimum {
+        /// The step that was not taken.
+        step: u64,
+        /// The loss scale.
+        scale: f64,
+        /// Which gradient it is.
+        culprit: Option<Culprit>,
     },
     /// Training made a weight NaN or infinite.
     #[error("step {step} made `{path}` NaN or infinite; nothing was saved. Lower lr")]
@@ -155,6 +176,10 @@ impl Error {
             _ => false,
         }
     }
+}
+
+fn first(culprit: &Option<Culprit>) -> String {
+    culprit.as_ref().map(|culprit| format!("; first {culprit}")).unwrap_or_default()
 }
 
 fn list(mistakes: &[Mistake]) -> String {

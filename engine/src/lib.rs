@@ -19,6 +19,7 @@ pub mod doctor;
 pub mod environment;
 pub mod error;
 pub mod gpt;
+pub mod loss_scale;
 pub mod memory;
 pub mod metrics;
 pub mod monitor;
@@ -40,6 +41,7 @@ pub use data::{DataModule, Dataset, Loader, Samples};
 pub use device::Accelerator;
 pub use environment::{Environment, ProcessRank};
 pub use error::{BoxError, Error, Mistake};
+pub use loss_scale::LossScaleConfig;
 pub use metrics::{Metrics, Split};
 pub use monitor::MonitorConfig;
 pub use plan::Plan;
@@ -50,6 +52,8 @@ pub use strategy::{
 pub use task::{RankContext, StepOutput, TrainModule};
 pub use trainer::{Fitted, StopReason, Trainer};
 
+pub use pyroclast_precision as precision;
+pub use pyroclast_precision::Precision;
 pub use pyroclast_strategies as strategies;
 pub use pyroclast_strategies::{Optimizer, ParamGroup, Unit};
 

@@ -2,11 +2,12 @@
 //! reported together.
 
 mod check;
+mod precision;
 
 use std::path::PathBuf;
 
 use burn::tensor::Device;
-use pyroclast_precision::{Clip, Precision};
+use pyroclast_precision::Clip;
 use pyroclast_strategies::{GroupOptions, Optimizer, UnitPolicy};
 use serde::Serialize;
 
@@ -17,6 +18,7 @@ use crate::error::Error;
 use crate::schedule::Schedule;
 use crate::strategy::Strategy;
 use check::Check;
+pub use precision::PrecisionPlan;
 
 /// A configuration that has been checked and resolved.
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ pub struct Plan {
     /// Settings of the group of all ranks.
     pub group: GroupOptions,
     /// Numbers in which the model computes.
-    pub precision: Precision,
+    pub precision: PrecisionPlan,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// The learning rate over the run.
@@ -75,7 +77,7 @@ impl Plan {
         let recompute = config.activation_checkpointing.parse::<UnitPolicy>();
         let recompute = check.parse("activation_checkpointing", recompute);
         let accelerator = check.parse("accelerator", config.accelerator.parse::<Accelerator>());
-        let precision = check.parse("precision", config.precision.parse::<Precision>());
+        let precision = check.precision(config, accelerator);
         let optimizer = check.optimizer(config);
         let lr = check.scaled_lr(config, world);
         let schedule = check.schedule(config, lr);
@@ -93,7 +95,7 @@ impl Plan {
             ) => Self {
                 resolved: TrainerConfig {
                     lr,
-                    ..resolved(config, &strategy, accelerator, (&optimizer, &schedule))
+                    ..resolved(config, &strategy, accelerator, &precision, (&optimizer, &schedule))
                 },
                 strategy,
                 activation_checkpointing,
@@ -164,11 +166,13 @@ fn resolved(
     config: &TrainerConfig,
     strategy: &Strategy,
     accelerator: Accelerator,
+    precision: &PrecisionPlan,
     (optimizer, schedule): (&Optimizer, &Schedule),
 ) -> TrainerConfig {
     TrainerConfig {
         strategy: strategy.to_config(),
         accelerator: accelerator.name().to_owned(),
+        precision: precision.name.name().to_owned(),
         schedule: schedule.to_config(),
         process_group_backend: "ring".to_owned(),
         lr_scaling: "none".to_owned(),
@@ -212,6 +216,8 @@ fn resume(config: &TrainerConfig) -> Resume {
 #[cfg(test)]
 mod tests {
     use pyroclast_strategies::Stage;
+
+    use crate::loss_scale::{LossScaleConfig, LossScaleRule, TorchScaleConfig};
 
     use super::*;
 
@@ -267,7 +273,7 @@ mod tests {
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 39] = [
+        let table: [(&str, Change); 46] = [
             ("devices", |c| c.devices = 257),
             ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
@@ -278,7 +284,21 @@ mod tests {
             ("activation_checkpointing", |c| c.activation_checkpointing = "some".into()),
             ("strategy", |c| (c.strategy, c.devices) = ("single".into(), 2)),
             ("accelerator", |c| c.accelerator = "tpu".into()),
-            ("precision", |c| c.precision = "16-mixed".into()),
+            ("precision", |c| c.precision = "transformer-engine".into()),
+            ("precision", |c| c.precision = "17".into()),
+            ("precision_overrides.types=Norm", |c| {
+                c.precision_overrides = [("types=Norm".into(), "f32".into())].into();
+            }),
+            ("precision_overrides.norms", |c| {
+                c.precision_overrides = [("norms".into(), "32-true".into())].into();
+            }),
+            ("reduce_dtype", |c| c.reduce_dtype = Some("f8".into())),
+            ("reduce_dtype", |c| c.reduce_dtype = Some("f64".into())),
+            ("loss_scale", |c| c.loss_scale = LossScaleConfig::Static(8.0)),
+            ("loss_scale.torch.growth_factor", |c| {
+                let torch = TorchScaleConfig { growth_factor: 0.5, ..TorchScaleConfig::default() };
+                c.loss_scale = LossScaleRule::Torch(torch).into();
+            }),
             ("optimizer", |c| c.optimizer = "adam".into()),
             ("schedule", |c| c.schedule = "cos".into()),
             ("schedule", |c| c.schedule = r#"{"WarmupLR": {"steps": 3}}"#.into()),

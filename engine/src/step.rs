@@ -20,6 +20,8 @@ pub(crate) struct Step<'a, T: TrainModule> {
     pub(crate) micro_batches: usize,
     pub(crate) clip: Option<Clip>,
     pub(crate) rate: Rate,
+    /// What the losses of the step are multiplied by.
+    pub(crate) loss_scale: f64,
 }
 
 /// What a step found, the same on every rank.
@@ -50,18 +52,18 @@ pub(crate) fn optimizer_step<T: TrainModule>(
             .task
             .training_step(&model, data.batch, step.context)
             .map_err(user(step.context, "training_step"))?;
-        let gradients = seed(output.loss.clone(), data.weight).backward();
+        let gradients = seed(output.loss.clone(), data.weight, step.loss_scale).backward();
         model = strategy.collect(model, gradients)?;
         totals.add(output, data.weight, step.context)?;
     }
     let sum_of_squares = strategy.reduce()?;
     let totals = totals.all_reduce(step.group, step.context)?;
-    let verdict = Verdict::new(sum_of_squares, totals.weight);
-    // One factor carries the true average over micro-batches and ranks, and the clipping.
+    let verdict = Verdict::new(sum_of_squares, totals.weight, step.loss_scale);
+    // One factor carries the true average over micro-batches and ranks, the loss scale, and the clipping.
     let model = match verdict.is_finite() {
         true => {
             let limit = match step.clip {
-                Some(Clip::Value(limit)) => Some(limit as f32),
+                Some(Clip::Value(limit)) => Some(limit),
                 Some(Clip::Norm(_)) | None => None,
             };
             let scale = GradientScale { factor: verdict.scale(step.clip), limit };
@@ -97,7 +99,7 @@ impl Totals {
         }
         metrics.sort_by(|(a, _), (b, _)| a.cmp(b));
         let mut value = f64::NAN;
-        interop::read_all(vec![loss.without_autodiff()], |_, read| value = f64::from(read[0]))
+        interop::read_all(vec![loss.without_autodiff()], |_, read| value = read.to_f64()[0])
             .map_err(|source| {
                 let what = "the loss".to_owned();
                 Error::Strategy(pyroclast_strategies::Error::Read { what, source })

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use pyroclast_strategies::{
-    self as strategies, AfterForward, BackwardPrefetch, Gathering, Overlap, ParamGroup, ParamOrder,
-    PolicyPurpose, Setup, Sizes, Stage, UnitPolicy, Unused,
+    self as strategies, AfterForward, Anomalies, BackwardPrefetch, Gathering, Overlap, ParamGroup,
+    ParamOrder, PolicyPurpose, Setup, Sizes, Stage, UnitPolicy, Unused,
 };
 use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
@@ -380,6 +380,10 @@ impl Strategy {
                 let setting = format!("strategy.{}.auto_wrap_policy", self.key());
                 Error::setting(&setting, error.to_string())
             }
+            strategies::Error::UnknownUnits { purpose: PolicyPurpose::Precision, .. }
+            | strategies::Error::TypesWithoutUnit { .. } => {
+                Error::setting("precision_overrides", error.to_string())
+            }
             strategies::Error::UnknownUnits { .. } => {
                 Error::setting("activation_checkpointing", error.to_string())
             }
@@ -426,6 +430,11 @@ impl Strategy {
             order,
             wrap,
             activation_checkpointing: plan.activation_checkpointing.clone(),
+            precision: plan.precision.types.clone(),
+            anomalies: match plan.resolved.detect_anomaly {
+                true => Anomalies::Detect,
+                false => Anomalies::Ignore,
+            },
             unused,
             optimizer: plan.optimizer,
             groups,

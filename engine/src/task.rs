@@ -1,7 +1,7 @@
 //! What the user brings: how to build a model, and what a step computes.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use pyroclast_strategies::ParamGroup;
 
 use crate::error::BoxError;
@@ -65,6 +65,9 @@ pub struct RankContext {
     pub world: usize,
     /// The rank's device: with autodiff in training, without in validation.
     pub device: Device,
+    /// Type of floats outside of units: `f32`, but for precisions such as `64-true`. A float tensor that is made
+    /// with `(&context.device, context.dtype)` goes with what units return.
+    pub dtype: DType,
 }
 
 /// What a step returns.

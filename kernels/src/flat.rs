@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
-use crate::interop;
+use crate::numbers::{Float, Numbers};
+use crate::{each, interop};
 
 /// Numbers of which tensors are made. Where tensors live in host memory they share the buffer's;
 /// other devices get copies, and the buffer stays on the host.
 #[derive(Debug)]
 pub struct FlatTensor {
     memory: Memory,
+    float: Float,
     /// Without autodiff.
     device: Device,
 }
@@ -19,23 +21,29 @@ pub struct FlatTensor {
 enum Memory {
     /// The tensor's storage is the buffer, and views share it.
     Shared(Box<Tensor<1>>),
-    Host(Vec<f32>),
+    Host(Numbers),
 }
 
 impl FlatTensor {
     /// Takes `values` over, without copying them, for tensors on `device`.
     #[must_use]
-    pub fn new(values: Vec<f32>, device: &Device) -> Self {
-        let device = device.clone().without_autodiff();
+    pub fn new(values: impl Into<Numbers>, device: &Device) -> Self {
+        let (values, device) = (values.into(), device.clone().without_autodiff());
+        let (float, shape) = (values.float(), [values.len()]);
         let memory = match device == Device::flex() {
             true => {
-                let shape = [values.len()];
-                let data = TensorData::new(values, shape);
-                Memory::Shared(Box::new(Tensor::from_data(data, (&device, DType::F32))))
+                let data = each!(Numbers, values, values => TensorData::new(values, shape));
+                Memory::Shared(Box::new(Tensor::from_data(data, (&device, float.dtype()))))
             }
             false => Memory::Host(values),
         };
-        Self { memory, device }
+        Self { memory, float, device }
+    }
+
+    /// The numbers' type.
+    #[must_use]
+    pub fn float(&self) -> Float {
+        self.float
     }
 
     /// The numbers of `range` as a tensor without autodiff, which shares the buffer's memory where it
@@ -47,9 +55,11 @@ impl FlatTensor {
     #[must_use]
     pub fn view<const D: usize>(&self, range: Range<usize>, shape: Shape) -> Tensor<D> {
         match &self.memory {
-            Memory::Shared(_) if range.is_empty() => Tensor::empty(shape, &self.device),
+            Memory::Shared(_) if range.is_empty() => {
+                Tensor::empty(shape, (&self.device, self.float.dtype()))
+            }
             Memory::Shared(tensor) => Tensor::clone(tensor).slice([range]).reshape(shape),
-            Memory::Host(values) => interop::tensor(&values[range], shape, &self.device),
+            Memory::Host(values) => interop::tensor(values.part(range), shape, &self.device),
         }
     }
 
@@ -63,9 +73,22 @@ impl FlatTensor {
         match &self.memory {
             Memory::Shared(tensor) => {
                 let data = Tensor::clone(tensor).slice([range]).into_data();
-                Tensor::<1>::from_data(data, (&self.device, DType::F32)).reshape(shape)
+                Tensor::<1>::from_data(data, (&self.device, self.float.dtype())).reshape(shape)
             }
-            Memory::Host(values) => interop::tensor(&values[range], shape, &self.device),
+            Memory::Host(values) => interop::tensor(values.part(range), shape, &self.device),
+        }
+    }
+
+    /// A copy of the numbers.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::into_values`].
+    #[must_use]
+    pub fn to_numbers(&self) -> Numbers {
+        match &self.memory {
+            Memory::Shared(tensor) => read(tensor.to_data(), self.float),
+            Memory::Host(values) => values.clone(),
         }
     }
 
@@ -75,45 +98,62 @@ impl FlatTensor {
     ///
     /// If host memory cannot be read, which does not happen.
     #[must_use]
-    pub fn into_values(self) -> Vec<f32> {
-        match self.memory {
-            Memory::Shared(tensor) => {
-                tensor.into_data().try_into_vec().expect("the buffer holds f32 in host memory")
-            }
-            Memory::Host(values) => values,
-        }
+    pub fn into_values(self) -> Numbers {
+        let tensor = match self.memory {
+            Memory::Shared(tensor) => tensor,
+            Memory::Host(values) => return values,
+        };
+        read(tensor.into_data(), self.float)
+    }
+}
+
+fn read(data: TensorData, float: Float) -> Numbers {
+    let is = "the buffer holds numbers of its type in host memory";
+    match float {
+        Float::F64 => Numbers::F64(data.try_into_vec().expect(is)),
+        Float::F32 => Numbers::F32(data.try_into_vec().expect(is)),
+        Float::F16 => Numbers::F16(data.try_into_vec().expect(is)),
+        Float::BF16 => Numbers::BF16(data.try_into_vec().expect(is)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numbers::Slice;
+
+    fn start(values: &Numbers) -> *const u8 {
+        values.as_slice().as_bytes().as_ptr()
+    }
 
     #[test]
-    fn views_share_the_buffer_and_give_it_back() {
-        let values: Vec<f32> = (0..24u8).map(f32::from).collect();
-        let start = values.as_ptr();
-        let flat = FlatTensor::new(values, &Device::flex().autodiff());
-        let view = flat.view::<2>(6..12, Shape::new([2, 3]));
-        assert_eq!(
-            view.to_data().as_slice::<f32>().ok(),
-            Some(&[6.0, 7.0, 8.0, 9.0, 10.0, 11.0][..])
-        );
-        assert_eq!(flat.view::<2>(4..4, Shape::new([0, 3])).dims(), [0, 3]);
-        assert!(!view.is_autodiff());
-        let copy = flat.copy::<1>(23..24, Shape::new([1]));
-        drop(view);
-        let values = flat.into_values();
-        assert_eq!(values.as_ptr(), start, "nobody shares it, so nothing is copied");
-        assert_eq!(copy.into_scalar::<f32>(), 23.0);
+    fn views_share_the_buffer_and_give_it_back_in_every_type() {
+        for float in Float::ALL {
+            let values = Numbers::F32((0..24u8).map(f32::from).collect()).into_float(float);
+            let at = start(&values);
+            let flat = FlatTensor::new(values, &Device::flex().autodiff());
+            let view = flat.view::<2>(6..12, Shape::new([2, 3]));
+            assert_eq!(view.dtype(), float.dtype());
+            let mut seen = vec![];
+            interop::read_all(vec![view.clone().reshape([-1])], |_, read| seen = read.to_f64())
+                .expect("floats");
+            assert_eq!(seen, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
+            let empty = flat.view::<2>(4..4, Shape::new([0, 3]));
+            assert_eq!((empty.dims(), empty.dtype()), ([0, 3], float.dtype()));
+            assert!(!view.is_autodiff());
+            let copy = flat.copy::<1>(23..24, Shape::new([1]));
+            drop(view);
+            assert_eq!(start(&flat.into_values()), at, "nobody shares it, so nothing is copied");
+            assert_eq!((copy.dtype(), copy.into_scalar::<f32>()), (float.dtype(), 23.0));
+        }
     }
 
     #[test]
     fn a_buffer_that_is_still_shared_is_copied() {
-        let flat = FlatTensor::new(vec![1.0, 2.0], &Device::flex());
+        let flat = FlatTensor::new(vec![1.0f32, 2.0], &Device::flex());
         let view = flat.view::<1>(0..1, Shape::new([1]));
         let mut values = flat.into_values();
-        values[0] = 5.0;
+        values.part_mut(0..1).copy_from(Slice::F32(&[5.0]));
         assert_eq!(view.into_scalar::<f32>(), 1.0);
     }
 }

@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Gradients, Tensor};
-use pyroclast_kernels::{gradient, interop};
+use pyroclast_kernels::gradient::{self, Finite, Onto};
+use pyroclast_kernels::interop;
+use pyroclast_kernels::numbers::{Numbers, SliceMut};
 
 use crate::data_parallel::Setup;
 use crate::error::Error;
@@ -75,6 +77,8 @@ struct State {
     micro_batches: usize,
     /// Of the buckets that are launched in fixed order, those not yet launched are below this index.
     unlaunched: usize,
+    /// The first gradient of this step that is not finite: unit, parameter, and micro-batch, counted from 1.
+    not_finite: Option<(usize, usize, usize)>,
     /// What went wrong inside a backward pass, which cannot return it.
     error: Option<Error>,
 }
@@ -90,7 +94,7 @@ struct Bucket {
     written: Vec<bool>,
     /// Where gradients are sharded: sums over ranks of the own shard. None before the first
     /// micro-batch.
-    shard: Option<(Vec<f32>, Held)>,
+    shard: Option<(Numbers, Held)>,
     /// Forward passes of the unit whose backward pass has not run.
     open: usize,
     is_final: bool,
@@ -101,7 +105,7 @@ struct Bucket {
 #[derive(Debug)]
 enum Storage {
     /// Local sums, or, after the reduction, sums over all ranks: all of them, or in the own shard.
-    Here(Vec<f32>),
+    Here(Numbers),
     /// Not needed until the unit's next backward pass.
     Freed,
     /// With the communication thread.
@@ -142,6 +146,7 @@ impl GradientBuckets {
             micro_batch: MicroBatch::Last,
             counts: Counts::Yes,
             micro_batches: 0,
+            not_finite: None,
             error: None,
         };
         Self {
@@ -164,6 +169,7 @@ impl GradientBuckets {
     pub(crate) fn begin_step(&self) {
         let state = &mut *self.lock();
         (state.unlaunched, state.micro_batches) = (state.buckets.len(), 0);
+        state.not_finite = None;
         for bucket in &mut state.buckets {
             bucket.seen.fill(false);
             bucket.written.fill(false);
@@ -284,15 +290,20 @@ impl GradientBuckets {
         }
     }
 
+    /// The first gradient on this rank that was not finite in this step: unit, parameter, and micro-batch.
+    pub(crate) fn not_finite(&self) -> Option<(usize, usize, usize)> {
+        self.lock().not_finite
+    }
+
     /// Hands what this rank owns of each unit's reduced gradients to `each`, with what is known of
     /// which parameters received one.
-    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, &mut [f32], &[bool])) {
+    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, SliceMut<'_>, &[bool])) {
         for (unit, bucket) in self.lock().buckets.iter_mut().enumerate() {
             let owned = self.stage.owned(&self.layout.units[unit], &self.group);
             let gradients = match (&mut bucket.shard, &mut bucket.storage) {
-                (Some((shard, _)), _) => shard.as_mut_slice(),
-                (None, Storage::Here(sums)) => &mut sums[owned],
-                (None, _) => &mut [],
+                (Some((shard, _)), _) => shard.as_mut(),
+                (None, Storage::Here(sums)) => sums.part_mut(owned),
+                (None, _) => SliceMut::F32(&mut []),
             };
             each(unit, gradients, &bucket.seen);
         }
@@ -304,7 +315,8 @@ impl GradientBuckets {
             .into_iter()
             .filter_map(|(id, grad)| Some((self.layout.locate(id)?, grad)))
             .unzip();
-        let bytes = tensors.iter().map(|grad: &Tensor<1>| grad.shape().num_elements() * 4).sum();
+        let bytes = |grad: &Tensor<1>| grad.shape().num_elements() * grad.dtype().size();
+        let bytes = tensors.iter().map(bytes).sum();
         let _held = self.ledger.hold(Category::Gradients, bytes);
         let counts = state.counts;
         let mut late = None;
@@ -320,14 +332,19 @@ impl GradientBuckets {
                 late = Some(Error::LateGradient { path: slot.info.path.clone() });
                 return;
             };
-            let sums = &mut sums[slot.range.clone()];
+            let sums = sums.part_mut(slot.range.clone());
             bucket.seen[param] = true;
             let written = std::mem::replace(&mut bucket.written[param], true);
             match (counts, written) {
-                (Counts::Yes, true) => gradient::accumulate(sums, values),
-                (Counts::Yes, false) => sums.copy_from_slice(values),
+                (Counts::Yes, written) => {
+                    let onto = if written { Onto::Sum } else { Onto::Nothing };
+                    let factor = 1.0 / self.layout.units[unit].predivisor(self.group.world());
+                    if gradient::collect(sums, values, factor as f32, onto) == Finite::NotAll {
+                        state.not_finite.get_or_insert((unit, param, state.micro_batches));
+                    }
+                }
                 (Counts::No, true) => {}
-                (Counts::No, false) => sums.fill(0.0),
+                (Counts::No, false) => sums.clear(),
             }
         });
         let read = read.map_err(|source| Error::Read { what: "gradients".to_owned(), source });
@@ -366,7 +383,10 @@ impl GradientBuckets {
         let len_of = |units: &[usize]| units.iter().map(|unit| self.layout.units[*unit].len).sum();
         let waiting: usize = len_of(&state.waiting);
         let limit = self.limit.unwrap_or(0);
-        if waiting > 0 && waiting + layout.len > limit {
+        let is_of_type =
+            |other: &usize| self.layout.units[*other].types.reduce == layout.types.reduce;
+        let fits = waiting + layout.len <= limit && state.waiting.iter().all(is_of_type);
+        if waiting > 0 && !fits {
             self.send(state);
         }
         state.waiting.push(unit);
@@ -384,10 +404,10 @@ impl GradientBuckets {
             let Storage::Here(sums) = &mut bucket.storage else { continue };
             let unwritten =
                 layout.params.iter().zip(&bucket.written).filter(|(_, written)| !**written);
-            unwritten.for_each(|(slot, _)| sums[slot.range.clone()].fill(0.0));
+            unwritten.for_each(|(slot, _)| sums.part_mut(slot.range.clone()).clear());
             if self.group.world() > 1 {
                 self.events.push(Event::Reduce(unit));
-                buffers.push((unit, std::mem::take(sums)));
+                buffers.push((unit, sums.take()));
                 bucket.storage = Storage::InFlight;
             }
         }
@@ -425,17 +445,21 @@ impl GradientBuckets {
     }
 
     /// Keeps reduced gradients: all of them, or the own shard.
-    fn keep(&self, bucket: &mut Bucket, layout: &UnitLayout, reduced: Vec<f32>) {
+    fn keep(&self, bucket: &mut Bucket, layout: &UnitLayout, reduced: Numbers) {
         if !self.stage.shards_gradients() {
             bucket.storage = Storage::Here(reduced);
             return;
         }
-        let own = &reduced[self.stage.owned(layout, &self.group)];
+        let own = reduced.part(self.stage.owned(layout, &self.group));
         match &mut bucket.shard {
-            Some((sums, _)) => gradient::accumulate(sums, own),
+            Some((sums, _)) => {
+                // Whether the step's sums are finite is asked when all are there.
+                let _ = gradient::collect(sums.as_mut(), own, 1.0, Onto::Sum);
+            }
             None => {
-                let held = self.ledger.hold(Category::Gradients, size_of_val(own));
-                bucket.shard = Some((own.to_vec(), held));
+                let own = own.to_numbers();
+                let held = self.ledger.hold(Category::Gradients, own.bytes());
+                bucket.shard = Some((own, held));
             }
         }
         (bucket.storage, bucket.held) = (Storage::Freed, None);
@@ -445,8 +469,9 @@ impl GradientBuckets {
 impl Bucket {
     /// Makes room for the unit's gradients.
     fn allocate(&mut self, unit: &UnitLayout, ledger: &Ledger) {
-        self.storage = Storage::Here(vec![0.0; unit.len]);
-        self.held = Some(ledger.hold(Category::Gradients, unit.len * size_of::<f32>()));
+        let sums = Numbers::zeros(unit.types.reduce, unit.len);
+        self.held = Some(ledger.hold(Category::Gradients, sums.bytes()));
+        self.storage = Storage::Here(sums);
         self.written.fill(false);
     }
 }

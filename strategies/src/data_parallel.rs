@@ -13,24 +13,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients};
 use pyroclast_kernels::gradient;
+use pyroclast_kernels::numbers::Numbers;
 
+pub use self::agree::Culprit;
 pub use self::persist::StateEntry;
-pub use self::setup::{Setup, Unused};
+pub use self::setup::{Anomalies, Setup, Unused};
 use crate::buckets::{Counts, GradientBuckets, MicroBatch};
 use crate::error::Error;
 use crate::events::Events;
 use crate::gathers::Gathers;
 use crate::group::ProcessGroup;
 use crate::initialise::{Initialised, Place, initialise};
-use crate::layout::{Buffers, FrozenParams, Layout, ROOT, Wrapping};
+use crate::layout::{Buffers, FrozenParams, Kind, Layout, ROOT, Wrapping};
 use crate::memory::{Category, Held, Ledger};
 use crate::optimizer::{FlatOptimizer, Gradients1d, Rate, Update};
 use crate::parcel::{self, Parcel};
-use crate::policy::PolicyPurpose;
+use crate::policy::{PolicyPurpose, UnitFacts};
 use crate::run::{Run, RunWeights};
 use crate::sizes::{Overlap, Sizes};
 use crate::stage::{AfterForward, Stage};
-use crate::unit::{Installed, Seeds};
+use crate::unit::{Installed, Seeds, Watch};
 use crate::weights::{Weights, fill, hollow_out, lend};
 
 /// One rank's part in the training of one model: layout, weights, gradient buckets and optimizer.
@@ -57,14 +59,15 @@ pub struct DataParallel {
 /// What makes the step of the summed gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientScale {
-    /// Factor that makes averages of the sums, clipped by their norm where they are.
-    pub factor: f32,
+    /// Factor that makes averages of the sums, clipped by their norm where they are, and takes the loss scale
+    /// back.
+    pub factor: f64,
     /// Largest absolute value of an averaged gradient's element.
-    pub limit: Option<f32>,
+    pub limit: Option<f64>,
 }
 
-impl From<f32> for GradientScale {
-    fn from(factor: f32) -> Self {
+impl From<f64> for GradientScale {
+    fn from(factor: f64) -> Self {
         Self { factor, limit: None }
     }
 }
@@ -100,6 +103,7 @@ impl DataParallel {
             frozen: if is_sharded { FrozenParams::InUnits } else { FrozenParams::InModel },
             persistence: if is_sharded { setup.sizes.persistence } else { 0 },
             order: setup.order,
+            precision: &setup.precision,
         };
         let layout = Arc::new(Layout::wrapped(&model, group.world(), wrapping)?);
         let facts: Vec<_> = layout.declared().iter().map(|unit| unit.facts.clone()).collect();
@@ -111,6 +115,8 @@ impl DataParallel {
         let (ledger, events) = (Ledger::default(), Events::default());
         let place = Place { layout: &layout, group, stage, ledger: &ledger, device: &device };
         let Initialised { model, mappers, stored } = initialise(model, place)?;
+        let (masters, stored): (Vec<_>, Vec<_>) =
+            stored.into_iter().map(|unit| (unit.masters, unit.weights)).unzip();
         let buckets = GradientBuckets::new(&layout, group, (stage, setup), (&ledger, &events));
         let (lent, weights, held) = match is_sharded {
             true => {
@@ -124,9 +130,9 @@ impl DataParallel {
                 (vec![], RunWeights::Sharded(Box::new(gathers)), vec![])
             }
             false => {
-                let bytes = |values: &Buffers<Vec<f32>>| size_of_val(&values.trained[..]);
+                let bytes = |values: &Buffers<Numbers>| values.trained.bytes();
                 let held = ledger.hold(Category::ParametersFull, stored.iter().map(bytes).sum());
-                let lend = |values: Buffers<_>| lend(values.trained, &device);
+                let lend = |values: Buffers<Numbers>| lend(values.trained, &device);
                 (stored.into_iter().map(lend).collect(), RunWeights::InModel, vec![held])
             }
         };
@@ -141,10 +147,11 @@ impl DataParallel {
             mappers,
             buckets,
             weights,
+            converts: setup.precision.has_masters(),
             is_training,
             seeds,
         };
-        let optimizer = FlatOptimizer::new(setup, &run, stage);
+        let optimizer = FlatOptimizer::new(setup, &run, stage, masters);
         let run = Arc::new(run);
         let this = Self {
             stage,
@@ -157,14 +164,21 @@ impl DataParallel {
             _held: held,
             messages: Mutex::default(),
         };
-        this.install(setup, &recompute)?;
-        let model = this.broadcast_untrained(this.filled(model))?;
+        this.install(setup, &recompute, &facts)?;
+        let model = this.converted(this.filled(model), setup.precision.types)?;
+        let model = this.broadcast_untrained(model)?;
         Ok((model, this))
     }
 
     /// Makes the model's units report to this run.
-    fn install(&self, setup: &Setup, recompute: &[bool]) -> Result<(), Error> {
-        for (declared, recomputes) in self.run.layout.declared().iter().zip(recompute) {
+    fn install(&self, setup: &Setup, recompute: &[bool], facts: &[UnitFacts]) -> Result<(), Error> {
+        let declared = self.run.layout.declared().iter();
+        for ((declared, recomputes), facts) in declared.zip(recompute).zip(facts) {
+            let path: Arc<str> = facts.path().unwrap_or_default().into();
+            if setup.anomalies == Anomalies::Detect {
+                let rank = self.run.group.members()[self.run.group.rank()];
+                declared.cell.watch(Some(Watch { path: Arc::clone(&path), rank }));
+            }
             let Some(unit) = declared.unit else {
                 // Stored with the unit around it, it still may recompute.
                 declared.cell.set_recomputes_for_run(*recomputes);
@@ -174,7 +188,7 @@ impl DataParallel {
                 self.run.is_sharded() && setup.gathering.after_forward == AfterForward::Free;
             let run = Arc::clone(&self.run);
             let recomputes = *recomputes;
-            declared.cell.install(Installed { run, unit, frees_weights, recomputes })?;
+            declared.cell.install(Installed { run, unit, path, frees_weights, recomputes })?;
         }
         Ok(())
     }
@@ -201,6 +215,11 @@ impl DataParallel {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.optimizer.steps()
+    }
+
+    /// What a unit's gradients were divided by before they were summed over ranks.
+    fn predivisor(&self, unit: usize) -> f64 {
+        self.run.layout.units[unit].predivisor(self.run.group.world())
     }
 
     fn gathers(&self) -> Option<&Gathers> {
@@ -320,7 +339,9 @@ impl DataParallel {
         let GradientScale { factor, limit } = scale.into();
         if let Some(limit) = limit {
             // Limiting the average is limiting the sum to as many times more.
-            self.run.buckets.for_each(|_, sums, _| gradient::clamp(sums, limit / factor));
+            self.run.buckets.for_each(|unit, sums, _| {
+                gradient::clamp(sums, limit / (factor * self.predivisor(unit)));
+            });
         }
         let update = self.optimizer.begin_step(factor, rate.into());
         if self.run.is_sharded() {
@@ -340,31 +361,35 @@ impl DataParallel {
         let RunWeights::Sharded(gathers) = &run.weights else { return };
         gathers.forget_persistent();
         run.buckets.for_each(|unit, gradients, seen| {
-            let gradients = Gradients1d { gradients, seen };
-            gathers.with_shards(unit, |Buffers { trained, .. }| {
-                optimizer.step_unit(update, (unit, &run.layout.units[unit]), trained, gradients);
+            let layout = &run.layout.units[unit];
+            let predivisor = layout.predivisor(run.group.world());
+            let gradients = Gradients1d { gradients: gradients.as_slice(), seen };
+            gathers.with_shard(unit, Kind::Trained, |weights| {
+                optimizer.step_unit(update, (unit, layout), weights, gradients, predivisor);
             });
         });
     }
 
     fn step_lent(&mut self, update: Update) -> Result<(), Error> {
         let Self { run, optimizer, stage, sizes, overlap, .. } = self;
-        let mut whole: Vec<Vec<f32>> =
+        let mut whole: Vec<Numbers> =
             self.lent.drain(..).map(|lent| lent.trained.into_values()).collect();
-        let lens = run.layout.units.iter().map(|unit| unit.len);
-        let ends = parcel::ends(lens, sizes.gather_bucket);
+        let buffers = run.layout.units.iter().map(|unit| (unit.len, unit.types.compute));
+        let ends = parcel::ends(buffers, sizes.gather_bucket);
         let (mut stepped, mut parcels) = (vec![], vec![]);
         let mut error = None;
         run.buckets.for_each(|unit, gradients, seen| {
             let layout = &run.layout.units[unit];
             let owned = stage.owned(layout, &run.group);
-            let gradients = Gradients1d { gradients, seen };
-            optimizer.step_unit(update, (unit, layout), &mut whole[unit][owned], gradients);
+            let gradients = Gradients1d { gradients: gradients.as_slice(), seen };
+            let predivisor = layout.predivisor(run.group.world());
+            let weights = whole[unit].part_mut(owned);
+            optimizer.step_unit(update, (unit, layout), weights, gradients, predivisor);
             if *stage == Stage::Nothing {
                 return;
             }
             if layout.len > 0 {
-                stepped.push((unit, std::mem::take(&mut whole[unit])));
+                stepped.push((unit, whole[unit].take()));
             }
             if ends[unit] && !stepped.is_empty() {
                 // Other units are stepped while the ranks give each other these.
@@ -397,7 +422,7 @@ impl DataParallel {
 }
 
 /// Waits for gathered weights.
-fn receive(parcels: &mut Vec<Parcel>, whole: &mut [Vec<f32>]) -> Result<(), Error> {
+fn receive(parcels: &mut Vec<Parcel>, whole: &mut [Numbers]) -> Result<(), Error> {
     for parcel in parcels.drain(..) {
         for (unit, weights) in parcel.wait()? {
             whole[unit] = weights;
@@ -411,6 +436,7 @@ impl Drop for DataParallel {
     fn drop(&mut self) {
         for declared in self.run.layout.declared() {
             declared.cell.set_recomputes_for_run(false);
+            declared.cell.watch(None);
             declared.cell.uninstall(&self.run);
         }
     }

@@ -1,5 +1,7 @@
 //! What can go wrong between ranks and in a model's layout.
 
+use pyroclast_kernels::numbers::Float;
+
 use crate::description::Description;
 use crate::policy::PolicyPurpose;
 
@@ -181,6 +183,38 @@ pub enum Error {
     CapturedTensor {
         /// Type of the unit's block.
         unit: &'static str,
+    },
+    /// A unit that is stored with the one around it was given types of its own.
+    #[error(
+        "`{unit}` is stored with the unit around it, whose precision it has; choose it \
+         with the wrap policy, too"
+    )]
+    TypesWithoutUnit {
+        /// The unit's path.
+        unit: String,
+    },
+    /// A unit mixes types of numbers.
+    #[error(
+        "unit `{unit}`, which computes in {compute}: {problem}; make constants in the type of the unit's \
+         inputs (`.cast(x.dtype())`), or give the unit f32 with precision_overrides"
+    )]
+    MixedTypes {
+        /// The unit's path.
+        unit: String,
+        /// What its weights and inputs are.
+        compute: Float,
+        /// What was found.
+        problem: String,
+    },
+    /// A unit's output is NaN or infinite, and somebody asked to be told.
+    #[error("unit `{unit}` on rank {rank}: its output is NaN or infinite, {inputs}")]
+    Anomaly {
+        /// The unit's path.
+        unit: String,
+        /// This rank.
+        rank: usize,
+        /// What its inputs are.
+        inputs: &'static str,
     },
     /// Ranks took a step of different numbers of micro-batches.
     #[error(

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Device;
 use pyroclast_kernels::flat::FlatTensor;
+use pyroclast_kernels::numbers::{Numbers, SliceMut};
 
 use crate::error::Error;
 use crate::events::{Event, Events};
@@ -53,23 +54,25 @@ struct State {
     persistent: Option<Arc<FullUnit>>,
 }
 
-/// A rank's own parts of a unit's flat buffers.
+/// A rank's own parts of a unit's flat buffers: trained weights in the type that the unit computes in (their
+/// master weights are the optimizer's), frozen ones as they are stored.
 #[derive(Debug)]
 struct Shards {
-    values: Buffers<Vec<f32>>,
+    values: Buffers<Numbers>,
     _held: Held,
 }
 
 #[derive(Debug)]
 struct InFlight {
     /// None for empty buffers.
-    weights: Buffers<Option<Pending<Vec<f32>>>>,
+    weights: Buffers<Option<Pending<Numbers>>>,
     held: Held,
 }
 
 impl InFlight {
-    fn wait(self) -> Result<(Buffers<Vec<f32>>, Held), Error> {
-        let wait = |pending: Option<Pending<_>>| pending.map_or(Ok(vec![]), Pending::wait);
+    fn wait(self) -> Result<(Buffers<Numbers>, Held), Error> {
+        let wait =
+            |pending: Option<Pending<_>>| pending.map_or(Ok(Numbers::default()), Pending::wait);
         Ok((self.weights.try_map(|_, pending| wait(pending))?, self.held))
     }
 }
@@ -81,10 +84,10 @@ impl Gathers {
         group: &Arc<ProcessGroup>,
         (settings, sizes): (Gathering, Sizes),
         (ledger, events): (&Ledger, &Events),
-        (device, shards): (&Device, Vec<Buffers<Vec<f32>>>),
+        (device, shards): (&Device, Vec<Buffers<Numbers>>),
     ) -> Self {
-        let held = |values: Buffers<Vec<f32>>| {
-            let bytes = size_of_val(&values.trained[..]) + size_of_val(&values.frozen[..]);
+        let held = |values: Buffers<Numbers>| {
+            let bytes = values.trained.bytes() + values.frozen.bytes();
             Shards { _held: ledger.hold(Category::ParametersSharded, bytes), values }
         };
         let state = State { shards: shards.into_iter().map(held).collect(), ..State::default() };
@@ -215,21 +218,23 @@ impl Gathers {
         self.lock().kept.insert(ROOT, (root, 1));
     }
 
-    /// Hands this rank's part of a unit to `change`.
-    pub(crate) fn with_shards(&self, unit: usize, change: impl FnOnce(&mut Buffers<Vec<f32>>)) {
-        change(&mut self.lock().shards[unit].values);
+    /// Hands this rank's part of one of a unit's buffers to `change`.
+    pub(crate) fn with_shard(&self, unit: usize, kind: Kind, change: impl FnOnce(SliceMut<'_>)) {
+        change(self.lock().shards[unit].values.of_mut(kind).as_mut());
     }
 
-    /// This rank's part of one of a unit's buffers, within a buffer for the whole of it.
-    pub(crate) fn own_part(&self, unit: usize, kind: Kind) -> Vec<f32> {
-        self.buffer(&self.lock(), unit, kind)
+    /// A copy of this rank's part of one of a unit's buffers.
+    pub(crate) fn own_part(&self, unit: usize, kind: Kind) -> Numbers {
+        self.lock().shards[unit].values.of(kind).clone()
     }
 
-    fn buffer(&self, state: &State, unit: usize, kind: Kind) -> Vec<f32> {
-        let (_, len) = self.layout.units[unit].buffer(kind);
-        let mut buffer = vec![0.0; len];
+    /// This rank's part of one of a unit's buffers, within a buffer for the whole of it, to compute with.
+    fn buffer(&self, state: &State, unit: usize, kind: Kind) -> Numbers {
+        let layout = &self.layout.units[unit];
+        let (_, len) = layout.buffer(kind);
+        let mut buffer = Numbers::zeros(layout.types.compute, len);
         let own = shard(len, self.group.world(), self.group.rank());
-        buffer[own].copy_from_slice(state.shards[unit].values.of(kind));
+        buffer.part_mut(own).copy_from(state.shards[unit].values.of(kind).as_slice());
         buffer
     }
 
@@ -238,8 +243,8 @@ impl Gathers {
     }
 
     fn launch(&self, state: &State, unit: usize) -> InFlight {
-        let UnitLayout { len, frozen_len, .. } = self.layout.units[unit];
-        let bytes = (len + frozen_len) * size_of::<f32>();
+        let UnitLayout { len, frozen_len, types, .. } = self.layout.units[unit];
+        let bytes = (len + frozen_len) * types.compute.size();
         let held = self.ledger.hold(Category::ParametersFull, bytes);
         self.events.push(Event::Gather(unit));
         let gather = |kind: Kind, len: usize| {
@@ -327,7 +332,7 @@ impl Gathers {
     fn arrived(&self, unit: usize, in_flight: InFlight) -> Result<Arc<FullUnit>, Error> {
         self.events.push(Event::GatherWait(unit));
         let (values, held) = in_flight.wait()?;
-        let lend = |values| FlatTensor::new(values, &self.device);
+        let lend = |values: Numbers| FlatTensor::new(values, &self.device);
         let weights = Weights { trained: lend(values.trained), frozen: lend(values.frozen) };
         Ok(Arc::new(FullUnit { weights, _held: held }))
     }

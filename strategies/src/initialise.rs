@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, Tensor};
 use pyroclast_kernels::interop;
+use pyroclast_kernels::numbers::{Numbers, Slice};
 
 use crate::error::Error;
 use crate::group::ProcessGroup;
@@ -20,8 +21,17 @@ pub(crate) struct Initialised<M> {
     /// Without the numbers of the parameters that are laid out.
     pub(crate) model: M,
     pub(crate) mappers: Mappers,
-    /// By unit, what this rank stores: everything, or its shards.
-    pub(crate) stored: Vec<Buffers<Vec<f32>>>,
+    /// By unit.
+    pub(crate) stored: Vec<StoredUnit>,
+}
+
+/// What this rank stores of a unit.
+#[derive(Debug, Default)]
+pub(crate) struct StoredUnit {
+    /// All weights, or their shards; the trained ones in the type that the unit computes in.
+    pub(crate) weights: Buffers<Numbers>,
+    /// What the optimizer steps, where that is of another type: the own part.
+    pub(crate) masters: Option<Numbers>,
 }
 
 /// Where an initialisation happens.
@@ -49,7 +59,7 @@ pub(crate) fn initialise<M: Module>(model: M, place: Place<'_>) -> Result<Initia
     let mut map = Initialise {
         place,
         staged: Buffers { trained: staged(Kind::Trained), frozen: staged(Kind::Frozen) },
-        stored: vec![Buffers::default(); units.len()],
+        stored: units.iter().map(|_| StoredUnit::default()).collect(),
         mappers: Mappers::default(),
         seen: HashSet::new(),
         error: None,
@@ -65,7 +75,7 @@ struct Initialise<'a> {
     place: Place<'a>,
     /// By unit.
     staged: Buffers<Vec<Staged>>,
-    stored: Vec<Buffers<Vec<f32>>>,
+    stored: Vec<StoredUnit>,
     mappers: Mappers,
     seen: HashSet<ParamId>,
     error: Option<Error>,
@@ -75,7 +85,7 @@ struct Initialise<'a> {
 struct Staged {
     /// Parameters to come.
     left: usize,
-    values: Option<(Vec<f32>, Held)>,
+    values: Option<(Numbers, Held)>,
 }
 
 impl Initialise<'_> {
@@ -90,16 +100,18 @@ impl Initialise<'_> {
         param: Param<Tensor<D>>,
     ) -> Result<(), Error> {
         let Place { layout, ledger, .. } = self.place;
+        let UnitLayout { types, .. } = layout.units[unit];
         let (len, range) = (layout.units[unit].buffer(kind).1, slot.range.clone());
         let staged = &mut self.staged.of_mut(kind)[unit];
         staged.left -= 1;
         let (values, _) = staged.values.get_or_insert_with(|| {
-            let held = ledger.hold(Category::ParametersFull, len * size_of::<f32>());
-            (vec![0.0; len], held)
+            let held = ledger.hold(Category::ParametersFull, len * types.params.size());
+            (Numbers::zeros(types.params, len), held)
         });
         if self.place.group.rank() == 0 {
             let tensor = param.consume().1.without_autodiff().reshape([-1]);
-            interop::read_all(vec![tensor], |_, read| values[range.clone()].copy_from_slice(read))
+            let take = |_, read: Slice<'_>| values.part_mut(range.clone()).copy_from(read);
+            interop::read_all(vec![tensor], take)
                 .map_err(|source| Error::Read { what: "parameters".to_owned(), source })?;
         }
         if staged.left == 0 { self.deliver(unit, kind) } else { Ok(()) }
@@ -107,19 +119,32 @@ impl Initialise<'_> {
 
     /// Gives every rank what it stores of a buffer that is complete.
     fn deliver(&mut self, unit: usize, kind: Kind) -> Result<(), Error> {
-        let Place { group, stage, .. } = self.place;
+        let Place { layout, group, stage, .. } = self.place;
         let staged = &mut self.staged.of_mut(kind)[unit];
         let Some((values, _held)) = staged.values.take() else { return Ok(()) };
         let len = values.len();
         if len == 0 {
             return Ok(());
         }
-        *self.stored[unit].of_mut(kind) = match stage.shards_parameters() {
+        let values = match stage.shards_parameters() {
             true => {
                 let scattered = group.scatter_unit(unit, values).wait()?;
-                scattered[shard(len, group.world(), group.rank())].to_vec()
+                scattered.part(shard(len, group.world(), group.rank())).to_numbers()
             }
             false => group.broadcast_unit(unit, values).wait()?,
+        };
+        let (unit_layout, stored) = (&layout.units[unit], &mut self.stored[unit]);
+        let types = unit_layout.types;
+        *stored.weights.of_mut(kind) = match kind {
+            Kind::Trained if types.has_masters() => {
+                let weights = values.as_slice().cast(types.compute);
+                stored.masters = Some(match stage.shards_parameters() {
+                    true => values,
+                    false => values.part(stage.owned(unit_layout, group)).to_numbers(),
+                });
+                weights
+            }
+            _ => values,
         };
         Ok(())
     }

@@ -9,9 +9,13 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Shape, Tensor};
 
+use pyroclast_kernels::numbers::Float;
+use pyroclast_precision::Types;
+
 use crate::error::Error;
 use crate::parameters;
 use crate::policy::{PolicyPurpose, UnitFacts, UnitPolicy};
+use crate::precision::{ALL_F32, UnitTypes};
 use crate::sizes::ParamOrder;
 use crate::unit::{self, UnitCell};
 
@@ -62,6 +66,8 @@ pub struct UnitLayout {
     pub frozen: Vec<ParamSlot>,
     /// Elements of their flat buffer, as `len`.
     pub frozen_len: usize,
+    /// Types of the unit's numbers.
+    pub types: Types,
     /// Units around this one.
     pub(crate) around: Vec<usize>,
 }
@@ -73,6 +79,12 @@ impl UnitLayout {
             Kind::Trained => (&self.params, self.len),
             Kind::Frozen => (&self.frozen, self.frozen_len),
         }
+    }
+
+    /// What a half-precision gradient is divided by before it is summed over ranks, so that the sum has the
+    /// range of a mean: a power of two, by which dividing and multiplying are exact.
+    pub(crate) fn predivisor(&self, world: usize) -> f64 {
+        if self.types.reduce == Float::F16 { world.next_power_of_two() as f64 } else { 1.0 }
     }
 
     /// Elements of the trained parameters, without padding.
@@ -168,6 +180,7 @@ pub(crate) struct Wrapping<'a> {
     /// Parameters of at most so many elements have a unit of their own, which stays whole over a step.
     pub(crate) persistence: usize,
     pub(crate) order: ParamOrder,
+    pub(crate) precision: &'a UnitTypes,
 }
 
 impl Default for Wrapping<'_> {
@@ -177,6 +190,7 @@ impl Default for Wrapping<'_> {
             frozen: FrozenParams::InModel,
             persistence: 0,
             order: ParamOrder::Traversal,
+            precision: &ALL_F32,
         }
     }
 }
@@ -191,6 +205,8 @@ pub struct Layout {
     pub(crate) persistent: Option<usize>,
     /// By identity: unit, buffer, and position in it.
     index: HashMap<ParamId, (usize, Kind, usize)>,
+    /// Frozen parameters that stay in the model, where units compute in another type than theirs.
+    frozen_in_model: HashSet<ParamId>,
     /// Every declared unit in traversal order.
     declared: Vec<Declared>,
 }
@@ -231,9 +247,12 @@ impl Layout {
         world: usize,
         wrapping: Wrapping<'_>,
     ) -> Result<Self, Error> {
-        let frozen = match wrapping.frozen {
-            FrozenParams::InModel => HashSet::new(),
-            FrozenParams::InUnits => parameters::frozen(model),
+        let (frozen, frozen_in_model) = match wrapping.frozen {
+            FrozenParams::InUnits => (parameters::frozen(model), HashSet::new()),
+            FrozenParams::InModel if wrapping.precision.has_masters() => {
+                (HashSet::new(), parameters::frozen(model))
+            }
+            FrozenParams::InModel => (HashSet::new(), HashSet::new()),
         };
         let mut collect = Collect { frozen, ..Collect::default() };
         model.visit(&mut collect);
@@ -242,6 +261,7 @@ impl Layout {
         }
         let facts: Vec<UnitFacts> = collect.cells.iter().map(|(_, facts)| facts.clone()).collect();
         let chosen = wrapping.wrap.choose(PolicyPurpose::Wrap, &facts)?;
+        let types = wrapping.precision.of_units(&facts, &chosen)?;
         let count = chosen.iter().filter(|chosen| **chosen).count();
         if count >= MAX_UNITS {
             return Err(Error::TooManyUnits { units: count + 1, limit: MAX_UNITS });
@@ -262,9 +282,12 @@ impl Layout {
             around.iter().rev().find_map(|cell| declared[*cell].unit).unwrap_or(ROOT)
         };
         let persistent = (wrapping.persistence > 0).then_some(count + 1);
-        let mut units = vec![UnitLayout::default(); count + 1 + usize::from(persistent.is_some())];
-        for (declared, around) in declared.iter().zip(&collect.around) {
+        let outside = wrapping.precision.types.outside_units();
+        let empty = UnitLayout { types: outside, ..UnitLayout::default() };
+        let mut units = vec![empty; count + 1 + usize::from(persistent.is_some())];
+        for ((declared, around), types) in declared.iter().zip(&collect.around).zip(types) {
             if let Some(unit) = declared.unit {
+                units[unit].types = types;
                 units[unit].around = around.iter().filter_map(|o| declared_units[*o]).collect();
             }
         }
@@ -289,12 +312,18 @@ impl Layout {
                 index.extend(ids.map(|(position, id)| (id, (unit, kind, position))));
             }
         }
-        Ok(Self { units, persistent, index, declared })
+        Ok(Self { units, persistent, index, frozen_in_model, declared })
     }
 
     /// Whether the model, and not a unit, holds a unit's weights during a pass.
     pub(crate) fn is_in_model(&self, unit: usize) -> bool {
         unit == ROOT || Some(unit) == self.persistent
+    }
+
+    /// Whether a parameter of the model is to be converted where it is used in a unit that computes in
+    /// another type: those of other units are, and frozen ones. Running statistics are not.
+    pub(crate) fn is_converted(&self, id: ParamId) -> bool {
+        self.index.contains_key(&id) || self.frozen_in_model.contains(&id)
     }
 
     /// The place of a parameter, if it lies in a flat buffer: trainable parameters do, buffers do not.
@@ -348,7 +377,7 @@ impl Layout {
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{unit} {path} {shape:?} {aliases:?} {range:?}");
             }
-            text.push('\n');
+            let _ = writeln!(text, "{:?}", layout.types);
         };
         self.units.iter().enumerate().for_each(of_unit);
         text

@@ -31,6 +31,7 @@ pub mod optimizer;
 pub mod parameters;
 mod parcel;
 mod policy;
+mod precision;
 mod run;
 pub mod shard;
 mod sizes;
@@ -44,7 +45,9 @@ mod weights;
 
 pub use buckets::{Counts, MicroBatch};
 pub use collectives::{Algorithm, CostModel, Element, ReduceOp, Workload};
-pub use data_parallel::{DataParallel, GradientScale, Setup, StateEntry, Unused};
+pub use data_parallel::{
+    Anomalies, Culprit, DataParallel, GradientScale, Setup, StateEntry, Unused,
+};
 pub use description::{Description, Dtype, GroupId, Operation};
 pub use error::Error;
 pub use group::{GroupOptions, Mesh, Pending, ProcessGroup, Traffic};
@@ -52,6 +55,7 @@ pub use layout::{Layout, ParamInfo, ParamSlot, UnitLayout};
 pub use memory::Ledger;
 pub use optimizer::{Optimizer, ParamGroup, Rate};
 pub use policy::{PolicyPurpose, UnitPolicy};
+pub use precision::UnitTypes;
 pub use sizes::{Overlap, ParamOrder, Sizes};
 pub use stage::{AfterForward, BackwardPrefetch, Gathering, Stage};
 pub use unit::{TensorMap, Unit, Values, any_recomputes};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use pyroclast_kernels::numbers::{Float, Numbers, Real, Rounding, Slice, SliceMut};
 use pyroclast_kernels::optimizer as kernels;
 
 use crate::data_parallel::Setup;
@@ -140,7 +141,7 @@ impl From<f64> for Rate {
 /// What one step applies to all parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update {
-    scale: f32,
+    scale: f64,
     rate: Rate,
     step: u64,
 }
@@ -148,7 +149,7 @@ pub(crate) struct Update {
 /// A unit's reduced gradients, and which of its parameters received one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gradients1d<'a> {
-    pub(crate) gradients: &'a [f32],
+    pub(crate) gradients: Slice<'a>,
     pub(crate) seen: &'a [bool],
 }
 
@@ -170,14 +171,22 @@ struct UnitState {
     settings: Vec<Settings>,
     /// The part of the unit's flat buffer that this rank steps. The vectors below hold it alone.
     owned: Range<usize>,
+    /// What is stepped, where the model computes in another type.
+    masters: Option<Numbers>,
     /// In the order of [`Optimizer::state_names`].
-    state: Vec<Vec<f32>>,
+    state: Vec<Numbers>,
     _held: Held,
 }
 
 impl FlatOptimizer {
-    /// State of zeros for what a rank owns under `stage`.
-    pub(crate) fn new(setup: &Setup, run: &Run, stage: Stage) -> Self {
+    /// State of zeros for what a rank owns under `stage`. `masters` has the master weights of each unit that
+    /// has some.
+    pub(crate) fn new(
+        setup: &Setup,
+        run: &Run,
+        stage: Stage,
+        masters: Vec<Option<Numbers>>,
+    ) -> Self {
         let optimizer = setup.optimizer;
         let settings = |info: &ParamInfo| {
             let group = setup.groups.iter().find(|group| (group.matches)(info));
@@ -189,12 +198,15 @@ impl FlatOptimizer {
             }
         };
         let names = optimizer.state_names();
-        let units = run.layout.units.iter().map(|unit| {
+        let units = run.layout.units.iter().zip(masters).map(|(unit, masters)| {
             let owned = stage.owned(unit, &run.group);
-            let bytes = names.len() * owned.len() * size_of::<f32>();
+            let zeros = |_| Numbers::zeros(unit.types.state(), owned.len());
+            let state: Vec<Numbers> = names.iter().map(zeros).collect();
+            let bytes = state.iter().chain(&masters).map(Numbers::bytes).sum();
             UnitState {
                 settings: unit.params.iter().map(|slot| settings(&slot.info)).collect(),
-                state: names.iter().map(|_| vec![0.0; owned.len()]).collect(),
+                masters,
+                state,
                 owned,
                 _held: run.ledger.hold(Category::Optimizer, bytes),
             }
@@ -214,22 +226,22 @@ impl FlatOptimizer {
 
     /// Begins the next step. Every unit is then stepped once. There is one step count for all
     /// parameters; torch counts for each parameter the steps in which it had a gradient.
-    pub(crate) fn begin_step(&mut self, scale: f32, rate: Rate) -> Update {
+    pub(crate) fn begin_step(&mut self, scale: f64, rate: Rate) -> Update {
         self.steps += 1;
         Update { scale, rate, step: self.steps }
     }
 
     /// Steps the owned part of those parameters of a unit that received a gradient. Weights and gradients
-    /// are those of the owned part.
+    /// are those of the owned part. `predivisor` is what the gradients were divided by.
     pub(crate) fn step_unit(
         &mut self,
         update: Update,
         (unit, layout): (usize, &UnitLayout),
-        weights: &mut [f32],
+        mut weights: SliceMut<'_>,
         Gradients1d { gradients, seen }: Gradients1d<'_>,
+        predivisor: f64,
     ) {
-        let Update { scale, rate, step } = update;
-        let optimizer = self.optimizer;
+        let rule = Rule { optimizer: self.optimizer, rate: update.rate, step: update.step };
         let state = &mut self.units[unit];
         let segments = segments(layout, &state.settings, seen);
         let parts = segments.into_iter().flat_map(|(range, settings)| {
@@ -238,26 +250,22 @@ impl FlatOptimizer {
         });
         for (range, settings) in parts.collect::<Vec<_>>() {
             self.events.push(Event::Step(range.len()));
-            let weights = &mut weights[range.clone()];
-            let gradient = &gradients[range.clone()];
-            let lr = rate.lr * settings.lr_factor;
-            let weight_decay = settings.weight_decay;
-            match (optimizer, state.state.as_mut_slice()) {
-                (Optimizer::AdamW { beta1, beta2, eps, .. }, [exp_avg, exp_avg_sq]) => {
-                    let (beta1, beta2) = rate.betas.unwrap_or((beta1, beta2));
-                    let step = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, step };
-                    let state = kernels::AdamWState {
-                        exp_avg: &mut exp_avg[range.clone()],
-                        exp_avg_sq: &mut exp_avg_sq[range],
-                    };
-                    step.step(weights, gradient, scale, state);
-                }
-                (Optimizer::Sgd { momentum, nesterov, .. }, [buffer]) => {
-                    let step = kernels::Sgd { lr, momentum, nesterov, weight_decay };
-                    let state = kernels::SgdState { momentum: &mut buffer[range] };
-                    step.step(weights, gradient, scale, state);
-                }
-                _ => unreachable!("a unit has one buffer per state name"),
+            let given = weights.reborrow().part(range.clone());
+            let (stepped, copy) = match &mut state.masters {
+                Some(masters) => (masters.part_mut(range.clone()), Some(given)),
+                None => (given, None),
+            };
+            let operands = kernels::Operands {
+                weights: stepped,
+                gradient: gradients.part(range.clone()),
+                scale: update.scale * predivisor,
+                copy,
+                rounding: rounding(layout.types.params, update.step, unit),
+                at: (state.owned.start + range.start) as u64,
+            };
+            match layout.types.state() {
+                Float::F64 => rule.step::<f64>(operands, settings, &mut state.state, range),
+                _ => rule.step::<f32>(operands, settings, &mut state.state, range),
             }
         }
     }
@@ -268,8 +276,21 @@ impl FlatOptimizer {
     }
 
     /// The state of the owned part of a unit, in the order of its names.
-    pub(crate) fn state(&self, unit: usize) -> &[Vec<f32>] {
+    pub(crate) fn state(&self, unit: usize) -> &[Numbers] {
         &self.units[unit].state
+    }
+
+    /// The owned part of a unit's master weights, if it has any.
+    pub(crate) fn masters(&self, unit: usize) -> Option<&Numbers> {
+        self.units[unit].masters.as_ref()
+    }
+
+    /// Overwrites the owned part of a unit's master weights, given the whole unit's, if it has any.
+    pub(crate) fn set_masters(&mut self, unit: usize, all: &Numbers) {
+        let UnitState { owned, masters, .. } = &mut self.units[unit];
+        if let Some(masters) = masters {
+            masters.as_mut().copy_from(all.part(owned.clone()));
+        }
     }
 
     /// Overwrites what is owned of the state of one parameter, given all of it. `name` is the
@@ -279,18 +300,67 @@ impl FlatOptimizer {
         unit: usize,
         name: usize,
         range: &Range<usize>,
-        all: &[f32],
+        all: Slice<'_>,
     ) {
         let UnitState { owned, state, .. } = &mut self.units[unit];
         let target = within(range, owned);
         if !target.is_empty() {
             let start = owned.start + target.start - range.start;
-            state[name][target.clone()].copy_from_slice(&all[start..start + target.len()]);
+            let source = all.part(start..start + target.len());
+            state[name].part_mut(target).copy_from(source);
         }
     }
 
     pub(crate) fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
+    }
+}
+
+/// An optimizer in one of its steps.
+struct Rule {
+    optimizer: Optimizer,
+    rate: Rate,
+    step: u64,
+}
+
+impl Rule {
+    /// Steps a range of weights that share settings, with that range of a unit's state.
+    fn step<T: Real>(
+        &self,
+        operands: kernels::Operands<'_>,
+        settings: Settings,
+        state: &mut [Numbers],
+        range: Range<usize>,
+    ) {
+        let (lr, weight_decay) = (self.rate.lr * settings.lr_factor, settings.weight_decay);
+        let of_range =
+            |numbers| &mut T::of_numbers(numbers).expect("state of its type")[range.clone()];
+        match (self.optimizer, state) {
+            (Optimizer::AdamW { beta1, beta2, eps, .. }, [exp_avg, exp_avg_sq]) => {
+                let (beta1, beta2) = self.rate.betas.unwrap_or((beta1, beta2));
+                let step = self.step;
+                let adamw = kernels::AdamW { lr, beta1, beta2, eps, weight_decay, step };
+                let (exp_avg, exp_avg_sq) = (of_range(exp_avg), of_range(exp_avg_sq));
+                adamw.step(operands, kernels::AdamWState { exp_avg, exp_avg_sq });
+            }
+            (Optimizer::Sgd { momentum, nesterov, .. }, [buffer]) => {
+                let sgd = kernels::Sgd { lr, momentum, nesterov, weight_decay };
+                sgd.step(operands, kernels::SgdState { momentum: of_range(buffer) });
+            }
+            _ => unreachable!("a unit has one buffer per state name"),
+        }
+    }
+}
+
+/// How new weights are rounded that have no master weights. `bf16` has so few bits that most steps would be
+/// rounded away.
+fn rounding(params: Float, step: u64, unit: usize) -> Rounding {
+    match params {
+        Float::BF16 => {
+            let seed = (step as u32).wrapping_mul(0x9e37_79b9) ^ (unit as u32).rotate_left(16);
+            Rounding::Stochastic { seed }
+        }
+        _ => Rounding::Nearest,
     }
 }
 

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use pyroclast_kernels::interop;
+use pyroclast_kernels::numbers::{Float, Numbers};
 
 use crate::error::Error;
 use crate::layout::ParamInfo;
@@ -15,7 +16,7 @@ pub struct NamedValues {
     /// Path and shape.
     pub info: ParamInfo,
     /// As many as the product of the shape.
-    pub values: Vec<f32>,
+    pub values: Numbers,
     pub(crate) id: ParamId,
 }
 
@@ -24,7 +25,7 @@ pub struct NamedValues {
 ///
 /// # Errors
 ///
-/// [`Error::Read`] if the device fails or a parameter is not `f32`.
+/// [`Error::Read`] if the device fails.
 pub fn read<M: Module>(model: &M) -> Result<Vec<NamedValues>, Error> {
     read_where(model, |_| true)
 }
@@ -45,7 +46,7 @@ pub(crate) fn read_valid<M: Module>(
     let mut collect = Collect { wanted, path: vec![], named: vec![], tensors: vec![] };
     model.visit(&mut collect);
     let Collect { mut named, tensors, .. } = collect;
-    interop::read_all(tensors, |position, values| named[position].values = values.to_vec())
+    interop::read_all(tensors, |position, values| named[position].values = values.to_numbers())
         .map_err(|source| Error::Read { what: "parameters".to_owned(), source })?;
     Ok(named)
 }
@@ -81,29 +82,30 @@ impl<F: Fn(ParamId) -> bool> ModuleVisitor for Shapes<F> {
             return;
         }
         let info = info(&self.path, param);
-        let values = vec![0.0; info.shape.iter().product()];
+        let float = float_of(param);
+        let values = Numbers::zeros(float, info.shape.iter().product());
         self.named.push(NamedValues { info, values, id: param.id });
     }
 }
 
 /// Replaces the numbers of every float parameter and buffer for which `find` has some. One that stands
-/// at several paths is asked for once, under the first. Identity,
+/// at several paths is asked for once, under the first. The new numbers have their own type; identity,
 /// device and whether a gradient is required stay.
 ///
 /// # Errors
 ///
 /// [`Error::WrongLength`] if there are too few or too many numbers.
-pub fn write<M: Module>(
+pub fn write<M: Module, V: Into<Numbers>>(
     model: M,
-    mut find: impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
+    mut find: impl FnMut(&ParamInfo) -> Option<V>,
 ) -> Result<M, Error> {
-    let find = |_: ParamId, info: &ParamInfo| find(info);
+    let find = |_: ParamId, info: &ParamInfo| find(info).map(Into::into);
     write_where(model, find)
 }
 
 pub(crate) fn write_where<M: Module>(
     model: M,
-    find: impl FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>,
+    find: impl FnMut(ParamId, &ParamInfo) -> Option<Numbers>,
 ) -> Result<M, Error> {
     let mut twice = Repeated::default();
     model.visit(&mut twice);
@@ -117,11 +119,39 @@ fn info<const D: usize>(path: &[String], param: &Param<Tensor<D>>) -> ParamInfo 
     ParamInfo { path: path.join("."), shape: param.lazy_shape().to_vec() }
 }
 
+/// The type of a parameter's numbers. A lazy one is taken for what its device makes by default.
+pub(crate) fn float_of<const D: usize>(param: &Param<Tensor<D>>) -> Float {
+    let dtype = match param.is_initialized() {
+        true => param.base().dtype(),
+        false => placeholder(param).base().dtype(),
+    };
+    Float::of(dtype).unwrap_or_default()
+}
+
 /// Whether a parameter is to be trained. A lazy one stays lazy.
 pub(crate) fn is_trainable<const D: usize>(param: &Param<Tensor<D>>) -> bool {
     match param.is_initialized() {
         true => param.is_require_grad(),
         false => placeholder(param).is_require_grad(),
+    }
+}
+
+/// Converts the numbers of those float parameters and buffers for which `float` names a type.
+pub(crate) fn convert<M: Module>(model: M, float: impl Fn(ParamId) -> Option<Float>) -> M {
+    model.map(&mut Convert(float))
+}
+
+struct Convert<F>(F);
+
+impl<F: Fn(ParamId) -> Option<Float>> ModuleMapper for Convert<F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match (self.0)(param.id) {
+            Some(float) if param.is_initialized() && param.base().dtype() != float.dtype() => {
+                let tensor = param.base().cast(FloatDType::from(float.dtype()));
+                replaced(param, tensor)
+            }
+            _ => param,
+        }
     }
 }
 
@@ -232,7 +262,7 @@ impl<F: Fn(ParamId) -> bool> ModuleVisitor for Collect<F> {
             return;
         }
         let info = info(&self.path, param);
-        self.named.push(NamedValues { info, values: vec![], id: param.id });
+        self.named.push(NamedValues { info, values: Numbers::default(), id: param.id });
         self.tensors.push(param.base().without_autodiff().reshape([-1]));
     }
 }
@@ -256,12 +286,12 @@ struct Replace<F> {
     find: F,
     repeated: HashSet<ParamId>,
     /// Numbers of those that stand at several paths: they are asked for once, under the first.
-    given: HashMap<ParamId, Option<Vec<f32>>>,
+    given: HashMap<ParamId, Option<Numbers>>,
     path: Vec<String>,
     error: Option<Error>,
 }
 
-impl<F: FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>> ModuleMapper for Replace<F> {
+impl<F: FnMut(ParamId, &ParamInfo) -> Option<Numbers>> ModuleMapper for Replace<F> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -289,7 +319,7 @@ impl<F: FnMut(ParamId, &ParamInfo) -> Option<Vec<f32>>> ModuleMapper for Replace
             self.error.get_or_insert(Error::WrongLength { path: info.path, expected, found });
             return param;
         }
-        let tensor = interop::tensor(&values, param.lazy_shape(), &param.lazy_device())
+        let tensor = interop::tensor(values.as_slice(), param.lazy_shape(), &param.lazy_device())
             .set_require_grad(is_trainable(&param));
         replaced(param, tensor)
     }
@@ -306,7 +336,7 @@ mod tests {
         let mut asked = vec![];
         let written = write(vec![layer.clone(), layer], |info| {
             asked.push(info.path.clone());
-            Some(vec![0.5; info.shape.iter().product()])
+            Some(vec![0.5f32; info.shape.iter().product()])
         });
         let written = written.expect("numbers that fit");
         assert_eq!(asked, ["0.weight", "0.bias"]);

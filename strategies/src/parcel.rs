@@ -15,34 +15,36 @@
 
 use std::ops::Range;
 
+use pyroclast_kernels::numbers::{Float, Numbers, Slice};
+
 use crate::error::Error;
 use crate::group::Pending;
 
 /// A unit's number and its buffer.
-pub(crate) type UnitBuffer = (usize, Vec<f32>);
+pub(crate) type UnitBuffer = (usize, Numbers);
 
 /// Buffers on their way.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     buffers: Vec<UnitBuffer>,
     world: usize,
-    messages: Vec<(Range<usize>, Pending<Vec<f32>>)>,
+    messages: Vec<(Range<usize>, Pending<Numbers>)>,
 }
 
 impl Parcel {
-    /// Sends buffers, whose lengths are multiples of `world`, in messages of at most `limit` elements, or
+    /// Sends buffers of one type, whose lengths are multiples of `world`, in messages of at most `limit` elements, or
     /// of one column. Without a limit there is one message.
     pub(crate) fn send(
         mut buffers: Vec<UnitBuffer>,
         (world, limit): (usize, Option<usize>),
-        mut send: impl FnMut(usize, Vec<f32>) -> Pending<Vec<f32>>,
+        mut send: impl FnMut(usize, Numbers) -> Pending<Numbers>,
     ) -> Self {
         let columns = buffers.iter().map(|(_, buffer)| buffer.len() / world).sum();
         let width = limit.map_or(columns, |limit| limit / world).clamp(1, columns.max(1));
         let messages = match &mut buffers[..] {
             // The buffer itself is the message.
             [(unit, buffer)] if width == columns => {
-                vec![(0..columns, send(*unit, std::mem::take(buffer)))]
+                vec![(0..columns, send(*unit, buffer.take()))]
             }
             buffers => {
                 let unit = buffers[0].0;
@@ -72,22 +74,26 @@ impl Parcel {
             let values = message.wait()?;
             match &mut buffers[..] {
                 [(_, buffer)] if buffer.is_empty() => *buffer = values,
-                buffers => unpack(&values, buffers, world, range),
+                buffers => unpack(values.as_slice(), buffers, world, range),
             }
         }
         Ok(buffers)
     }
 }
 
-/// After which of the buffers, given by their lengths, a message ends: as many as fit share one. Without
-/// a limit each has its own.
-pub(crate) fn ends(lens: impl Iterator<Item = usize>, limit: Option<usize>) -> Vec<bool> {
-    let (limit, lens) = (limit.unwrap_or(0), lens.collect::<Vec<_>>());
+/// After which of the buffers, given by their lengths and types, a message ends: as many as fit share one, if
+/// they are of one type. Without a limit each has its own.
+pub(crate) fn ends(
+    buffers: impl Iterator<Item = (usize, Float)>,
+    limit: Option<usize>,
+) -> Vec<bool> {
+    let (limit, buffers) = (limit.unwrap_or(0), buffers.collect::<Vec<_>>());
     let mut waiting = 0;
-    let next = lens.iter().skip(1).copied().chain([usize::MAX]);
-    let ends = lens.iter().zip(next).map(|(len, next)| {
+    let next = buffers.iter().skip(1).map(Some).chain([None]);
+    let ends = buffers.iter().zip(next).map(|((len, float), next)| {
         waiting += len;
-        let is_full = waiting.saturating_add(next) > limit;
+        let fits = |(len, of_next): &(usize, Float)| of_next == float && waiting + len <= limit;
+        let is_full = !next.is_some_and(fits);
         waiting = if is_full { 0 } else { waiting };
         is_full
     });
@@ -117,20 +123,21 @@ fn lens(buffers: &[UnitBuffer]) -> Vec<usize> {
     buffers.iter().map(|(_, buffer)| buffer.len()).collect()
 }
 
-fn pack(buffers: &[UnitBuffer], world: usize, columns: Range<usize>) -> Vec<f32> {
-    let mut packed = Vec::with_capacity(world * columns.len());
+fn pack(buffers: &[UnitBuffer], world: usize, columns: Range<usize>) -> Numbers {
+    let float = buffers.first().map_or(Float::F32, |(_, buffer)| buffer.float());
+    let mut packed = Numbers::zeros(float, 0);
     for (buffer, part) in parts(lens(buffers), world, columns) {
-        packed.extend_from_slice(&buffers[buffer].1[part]);
+        packed.extend(buffers[buffer].1.part(part));
     }
     packed
 }
 
-fn unpack(packed: &[f32], buffers: &mut [UnitBuffer], world: usize, columns: Range<usize>) {
-    let mut rest = packed;
+fn unpack(packed: Slice<'_>, buffers: &mut [UnitBuffer], world: usize, columns: Range<usize>) {
+    let mut start = 0;
     for (buffer, part) in parts(lens(buffers), world, columns) {
-        let (values, after) = rest.split_at(part.len());
-        buffers[buffer].1[part].copy_from_slice(values);
-        rest = after;
+        let end = start + part.len();
+        buffers[buffer].1.part_mut(part).copy_from(packed.part(start..end));
+        start = end;
     }
 }
 
@@ -142,24 +149,30 @@ mod tests {
     #[test]
     fn packed_columns_keep_every_elements_owner() {
         let number = |unit: usize, len: usize| {
-            (unit, (0..len).map(|at| (unit * 100 + at) as f32).collect::<Vec<_>>())
+            let numbers = (0..len).map(|at| (unit * 100 + at) as f32).collect();
+            (unit, Numbers::F32(numbers))
         };
         let buffers = vec![number(3, 6), number(2, 4)];
-        assert_eq!(pack(&buffers, 2, 1..4), [301.0, 302.0, 200.0, 304.0, 305.0, 202.0]);
-        let mut empty = vec![(3, vec![0.0; 6]), (2, vec![0.0; 4])];
+        let packed = pack(&buffers, 2, 1..4).as_slice().to_f32();
+        assert_eq!(packed, [301.0, 302.0, 200.0, 304.0, 305.0, 202.0]);
+        let zeros = |len| Numbers::zeros(Float::F32, len);
+        let mut empty = vec![(3, zeros(6)), (2, zeros(4))];
         for columns in [0..2, 2..3, 3..5] {
-            unpack(&pack(&buffers, 2, columns.clone()), &mut empty, 2, columns);
+            unpack(pack(&buffers, 2, columns.clone()).as_slice(), &mut empty, 2, columns);
         }
         assert_eq!(empty, buffers);
     }
 
     #[test]
     fn as_many_as_fit_share_a_message() {
-        let ends = |limit| ends([3, 4, 2, 9, 1].into_iter(), limit);
+        let of_type = |len| (len, Float::F32);
+        let ends = |limit| ends([3, 4, 2, 9, 1].map(of_type).into_iter(), limit);
         assert_eq!(ends(None), [true; 5]);
         assert_eq!(ends(Some(7)), [false, true, true, true, true]);
         assert_eq!(ends(Some(10)), [false, false, true, false, true]);
         assert_eq!(ends(Some(100)), [false, false, false, false, true]);
+        let mixed = [(3, Float::BF16), (4, Float::BF16), (2, Float::F32), (9, Float::F32)];
+        assert_eq!(super::ends(mixed.into_iter(), Some(100)), [false, true, false, true]);
     }
 
     #[test]
@@ -168,11 +181,11 @@ mod tests {
             all_of(3, |group| {
                 let buffer = |unit: usize, len: usize| {
                     let value = |at| 0.1 * (at + unit) as f32 / (1 + group.rank()) as f32;
-                    (unit, (0..len).map(value).collect::<Vec<f32>>())
+                    (unit, Numbers::F32((0..len).map(value).collect()))
                 };
                 let buffers = vec![buffer(2, 30), buffer(1, 12)];
                 let before = group.traffic().messages;
-                let send = |unit: usize, values: Vec<f32>| group.all_reduce_unit(unit, values);
+                let send = |unit: usize, values: Numbers| group.all_reduce_unit(unit, values);
                 let sums = match limit {
                     None => buffers
                         .into_iter()

@@ -87,7 +87,7 @@ impl UnitPolicy {
 
 impl UnitFacts {
     /// The path below which all its parameters stand.
-    fn path(&self) -> Option<String> {
+    pub(crate) fn path(&self) -> Option<String> {
         let segments = |path: &str| path.split('.').map(str::to_owned).collect::<Vec<_>>();
         let mut common = segments(self.paths.first()?);
         common.pop();
@@ -107,6 +107,8 @@ pub enum PolicyPurpose {
     Wrap,
     /// Which units recompute their activations.
     ActivationCheckpointing,
+    /// Which units have types of their own.
+    Precision,
 }
 
 impl fmt::Display for PolicyPurpose {
@@ -114,6 +116,7 @@ impl fmt::Display for PolicyPurpose {
         f.write_str(match self {
             Self::Wrap => "the wrap policy",
             Self::ActivationCheckpointing => "activation checkpointing",
+            Self::Precision => "precision overrides",
         })
     }
 }

@@ -14,7 +14,8 @@ use crate::gathers::Gathers;
 use crate::group::ProcessGroup;
 use crate::layout::{Kind, Layout};
 use crate::memory::Ledger;
-use crate::unit::{ParamGrad, Seeds};
+use crate::parameters;
+use crate::unit::{self, ParamGrad, Seeds};
 use crate::weights::{FullUnit, Mappers, Weights, hollow};
 
 /// What the units of a model report to.
@@ -29,6 +30,8 @@ pub(crate) struct Run {
     pub(crate) mappers: Mappers,
     pub(crate) buckets: GradientBuckets,
     pub(crate) weights: RunWeights,
+    /// Whether units compute in different types.
+    pub(crate) converts: bool,
     /// Whether a micro-batch is under way.
     pub(crate) is_training: AtomicBool,
     /// Where units that recompute get their seeds, if whoever trains has said.
@@ -139,6 +142,20 @@ impl Run {
         purpose: Purpose,
     ) -> M {
         module.map(&mut FillUnit { run: self, unit, weights: &full.weights, purpose })
+    }
+
+    /// Converts what a unit that computes in another type uses of the model's other parameters. Running
+    /// statistics stay as they are.
+    pub(crate) fn in_type_of<M: Module>(&self, unit: usize, module: M) -> M {
+        let compute = self.layout.units[unit].types.compute;
+        if !self.converts {
+            return module;
+        }
+        parameters::convert(module, |id| {
+            // A unit within this one converts what it uses itself.
+            let is_inside = unit::enclosing().iter().any(|cell| cell.is_installed());
+            (self.layout.is_converted(id) && !is_inside).then_some(compute)
+        })
     }
 
     /// Lets `change` see `module` as if its hollow parameters had numbers: one each.

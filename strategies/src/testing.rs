@@ -72,7 +72,7 @@ pub(crate) fn numbered<M: Module>(model: M) -> M {
             count += 1;
             f64::from(count * 37 % 101) as f32 / 101.0 - 0.5
         };
-        Some((0..len).map(next).collect())
+        Some((0..len).map(next).collect::<Vec<f32>>())
     });
     numbers.expect("as many numbers as the shape asks for")
 }
@@ -95,7 +95,7 @@ pub(crate) fn bits<M: Module>(model: &M) -> Vec<(String, Vec<u32>)> {
     let named = parameters::read(model).expect("f32 parameters");
     named
         .into_iter()
-        .map(|n| (n.info.path, n.values.iter().map(|v| v.to_bits()).collect()))
+        .map(|n| (n.info.path, n.values.as_slice().to_f32().iter().map(|v| v.to_bits()).collect()))
         .collect()
 }
 

@@ -6,11 +6,13 @@ mod leaves;
 mod passes;
 mod recompute;
 mod tape;
+mod types;
 mod unshard;
 mod values;
 
 pub(crate) use draws::Seeds;
 pub(crate) use leaves::{ParamGrad, take};
+pub(crate) use types::Watch;
 pub use values::{TensorMap, Values};
 
 use std::any::TypeId;
@@ -76,6 +78,8 @@ pub(crate) struct UnitCell {
     /// Functions that are known to capture no tracked tensor.
     checked: Mutex<HashSet<TypeId>>,
     installed: Mutex<Option<Installed>>,
+    /// Set where NaN and infinity are looked for.
+    watch: Mutex<Option<Watch>>,
 }
 
 /// The training run that a unit belongs to.
@@ -84,6 +88,8 @@ pub(crate) struct Installed {
     pub(crate) run: Arc<Run>,
     /// Its index in the run's layout.
     pub(crate) unit: usize,
+    /// Its path in the model.
+    pub(crate) path: Arc<str>,
     /// Whether weights are freed between forward and backward.
     pub(crate) frees_weights: bool,
     /// Whether activations are recomputed.
@@ -101,6 +107,7 @@ impl UnitCell {
             recomputes_for_run: AtomicBool::new(false),
             checked: Mutex::default(),
             installed: Mutex::new(None),
+            watch: Mutex::new(None),
         }
     }
 
@@ -142,6 +149,20 @@ impl UnitCell {
     pub(crate) fn uninstall(&self, run: &Arc<Run>) {
         let mut current = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
         current.take_if(|installed| Arc::ptr_eq(&installed.run, run));
+    }
+
+    /// Makes the unit look for NaN and infinity in what it returns, or not.
+    pub(crate) fn watch(&self, watch: Option<Watch>) {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = watch;
+    }
+
+    fn watched(&self) -> Option<Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the unit reports to a run.
+    pub(crate) fn is_installed(&self) -> bool {
+        self.installed.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn installed(&self) -> Option<Installed> {
@@ -187,19 +208,53 @@ impl<M: Module> Unit<M> {
     /// `f` must reach the parameters of the block only through its first argument: a gradient that
     /// reaches them from elsewhere is refused ([`Error::LateGradient`]) when it comes too late.
     ///
+    /// Where the unit computes in another type than its caller, `f` gets its float inputs in the unit's, and
+    /// its outputs are converted to what the caller expects. `f` must return numbers of either.
+    ///
     /// `f` must reach tensors that require gradients only through its second argument. Others
     /// (masks, say) it may capture. It may run more than once, and must do the same each time.
     ///
     /// # Panics
     ///
     /// In training, with an [`Error`] as the payload: [`Error::CapturedTensor`] if `f` captures a tensor
-    /// that requires a gradient, or what ended a collective.
+    /// that requires a gradient, [`Error::MixedTypes`], [`Error::Anomaly`], or what ended a collective.
     pub fn forward<I: Values, O: Values, F>(&self, inputs: I, f: F) -> O
     where
         F: Fn(&M, I) -> O + Send + 'static,
         M: 'static,
     {
-        let installed = self.cell.installed();
+        let watch = self.cell.watched().filter(|_| passes::current() != Pass::Trial);
+        let Some(watch) = watch else { return self.converted(inputs, f) };
+        let given = inputs.clone();
+        let outputs = self.converted(inputs, f);
+        match watch.check(&given, &outputs) {
+            Ok(()) => outputs,
+            Err(error) => raise_for(error, self.cell.installed().as_ref()),
+        }
+    }
+
+    /// Runs the unit in its own type of numbers, where it has one.
+    fn converted<I: Values, O: Values, F>(&self, inputs: I, f: F) -> O
+    where
+        F: Fn(&M, I) -> O + Send + 'static,
+        M: 'static,
+    {
+        let Some(installed) = self.cell.installed() else { return self.run(None, inputs, f) };
+        let types = installed.run.layout.units[installed.unit].types;
+        let inputs = types::cast(inputs, types.compute);
+        let run = || self.run(Some(installed.clone()), inputs, f);
+        let outputs = types::without_mixing(&installed.path, types, run);
+        match outputs {
+            Ok(outputs) => types::cast(outputs, types.output),
+            Err(error) => raise(Err(error), &installed.run),
+        }
+    }
+
+    fn run<I: Values, O: Values, F>(&self, installed: Option<Installed>, inputs: I, f: F) -> O
+    where
+        F: Fn(&M, I) -> O + Send + 'static,
+        M: 'static,
+    {
         let recomputes = self.cell.recomputes() || installed.as_ref().is_some_and(|i| i.recomputes);
         // Inputs may be constants, such as tokens, while the parameters are trained.
         let is_training =
@@ -248,6 +303,7 @@ impl<M: Module> Unit<M> {
             Some(full) => run.fill(self.module.clone(), (*unit, full), purpose),
             None => self.module.clone(),
         };
+        let module = run.in_type_of(*unit, module);
         match lift {
             Some(lift) => f(&leaves::lift_params(module, &run.device, lift), inputs),
             None => f(&module, inputs),
@@ -272,6 +328,13 @@ fn raise<T>(outcome: Result<T, Error>, run: &Run) -> T {
         run.fail(error.clone());
         raise_alone(error)
     })
+}
+
+fn raise_for(error: Error, installed: Option<&Installed>) -> ! {
+    if let Some(installed) = installed {
+        installed.run.fail(error.clone());
+    }
+    raise_alone(error)
 }
 
 fn raise_alone(error: Error) -> ! {

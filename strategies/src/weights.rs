@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::{Device, Tensor};
 use pyroclast_kernels::flat::FlatTensor;
+use pyroclast_kernels::numbers::Numbers;
 
 use crate::layout::{Buffers, Kind, Layout, Stored, shape_of};
 use crate::memory::Held;
@@ -31,8 +32,8 @@ impl Weights {
 }
 
 /// A unit's trained weights, to be lent to a model.
-pub(crate) fn lend(trained: Vec<f32>, device: &Device) -> Weights {
-    let frozen = FlatTensor::new(vec![], device);
+pub(crate) fn lend(trained: Numbers, device: &Device) -> Weights {
+    let frozen = FlatTensor::new(Numbers::default(), device);
     Weights { trained: FlatTensor::new(trained, device), frozen }
 }
 

@@ -1,5 +1,6 @@
-//! Every way to share the work trains the same model: bit by bit where all ranks sum in one order, within
-//! 1e-5 otherwise, and within 1e-5 of a single rank that sees all of the data.
+//! Every way to share the work trains the same model, in every precision: bit by bit where all ranks sum in one
+//! order, within 1e-5 otherwise, and within 1e-5 of a single rank that sees all of the data. Where units compute
+//! in 16 bits, a difference in the last bit of a master weight may become one in the last bit of its copy.
 //!
 //! A run of the test suite takes a cover of the cases in which every two settings meet, on worlds of 2 and
 //! 3; `scripts/test --full` takes all cases on worlds of 1 to 4.
@@ -12,10 +13,11 @@ use std::sync::Arc;
 use std::thread;
 
 use burn::tensor::Device;
+use pyroclast::Precision;
 use pyroclast::strategies::transport::memory;
 use pyroclast::strategies::{
     Counts, DataParallel, Error, GradientScale, GroupOptions, MicroBatch, Optimizer, ParamGroup,
-    ProcessGroup, Setup,
+    ProcessGroup, Setup, UnitPolicy, UnitTypes,
 };
 
 use models::{Case, Kind, with_case};
@@ -30,6 +32,7 @@ pub(crate) struct Settings {
     pub(crate) accumulate: usize,
     pub(crate) clips: bool,
     pub(crate) adamw: bool,
+    pub(crate) precision: Precision,
 }
 
 /// Rank 0's parameters and buffers by path, and each step's gradient norm.
@@ -49,7 +52,30 @@ impl Settings {
             true => Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-2, weight_decay: 0.1 },
             false => Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
         };
-        Setup { optimizer, groups: vec![ParamGroup::no_decay()], ..self.way.setup() }
+        let overrides = match self.kind {
+            // Running statistics are kept in f32.
+            Kind::ConvNet => {
+                let norms = UnitPolicy::Types(vec!["BatchNorm".to_owned()]);
+                vec![(norms, Precision::F32True.types())]
+            }
+            _ => vec![],
+        };
+        let precision = UnitTypes { types: self.precision.types(), overrides };
+        Setup { optimizer, precision, groups: vec![ParamGroup::no_decay()], ..self.way.setup() }
+    }
+
+    /// What losses are multiplied by.
+    fn loss_scale(&self) -> f64 {
+        if self.precision.scales_loss() { 256.0 } else { 1.0 }
+    }
+
+    /// How near to each other runs are that sum in different orders.
+    fn tolerance(&self) -> f64 {
+        match self.precision {
+            Precision::BF16Mixed => 1e-2,
+            Precision::F16Mixed => 2e-3,
+            _ => 1e-5,
+        }
     }
 
     /// Runs all ranks as threads.
@@ -116,14 +142,15 @@ impl Settings {
                 let place = if is_last { MicroBatch::Last } else { MicroBatch::Intermediate };
                 model = strategy.begin_micro_batch(model, place, Counts::Yes)?;
                 let batch = step * self.accumulate * self.world + batch;
-                let grads = case.loss(&model, batch, device).backward();
+                let loss = case.loss(&model, batch, device).mul_scalar(self.loss_scale());
+                let grads = loss.backward();
                 model = strategy.collect(model, grads)?;
             }
-            let count = (self.accumulate * self.world) as f64;
+            let count = (self.accumulate * self.world) as f64 * self.loss_scale();
             let norm = strategy.reduce()?.sqrt() / count;
             norms.push(norm);
             let clipped = if self.clips { (0.05 / (norm + 1e-6)).min(1.0) } else { 1.0 };
-            let factor = (clipped / count) as f32;
+            let factor = clipped / count;
             let limit = (self.clips && step == 1).then_some(1e-3);
             model = strategy.step(model, GradientScale { factor, limit }, RATE)?;
         }
@@ -131,7 +158,7 @@ impl Settings {
         let mut values: Vec<(String, Vec<f32>)> = strategy
             .parameters(&model)?
             .into_iter()
-            .map(|named| (named.info.path, named.values))
+            .map(|named| (named.info.path, named.values.as_slice().to_f32()))
             .collect();
         values.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(End { values, norms })
@@ -178,15 +205,18 @@ fn assert_close(got: &End, expected: &End, settings: Settings, of: &str) {
     for ((path, got), (other, expected)) in got.values.iter().zip(&expected.values) {
         assert_eq!((path, got.len()), (other, expected.len()), "{settings:?}");
         for (got, expected) in got.iter().zip(expected) {
-            let close = (got - expected).abs() <= 1e-5 * expected.abs().max(1.0);
+            let limit = settings.tolerance() as f32 * expected.abs().max(1.0);
+            let close = (got - expected).abs() <= limit;
             assert!(close, "{settings:?}: `{path}` is {got}, but {expected} with {of}");
         }
     }
     for (got, expected) in got.norms.iter().zip(&expected.norms) {
-        let close = (got - expected).abs() <= 1e-5 * expected.max(1.0);
+        let close = (got - expected).abs() <= settings.tolerance() * expected.max(1.0);
         assert!(close, "{settings:?}: a norm is {got}, but {expected} with {of}");
     }
 }
+
+const PRECISIONS: [Precision; 3] = [Precision::F32True, Precision::BF16Mixed, Precision::F16Mixed];
 
 /// All cases on these worlds.
 fn all(worlds: &[usize]) -> Vec<Settings> {
@@ -197,7 +227,15 @@ fn all(worlds: &[usize]) -> Vec<Settings> {
                 for accumulate in 1..=3 {
                     for clips in [false, true] {
                         for adamw in [false, true] {
-                            all.push(Settings { kind, way, world, accumulate, clips, adamw });
+                            all.extend(PRECISIONS.map(|precision| Settings {
+                                kind,
+                                way,
+                                world,
+                                accumulate,
+                                clips,
+                                adamw,
+                                precision,
+                            }));
                         }
                     }
                 }
@@ -208,15 +246,16 @@ fn all(worlds: &[usize]) -> Vec<Settings> {
 }
 
 /// The values of a case's settings as numbers, one per setting.
-fn coordinates(settings: &Settings) -> [usize; 6] {
-    let Settings { kind, way, world, accumulate, clips, adamw } = *settings;
-    [kind as usize, way as usize, world, accumulate, usize::from(clips), usize::from(adamw)]
+fn coordinates(settings: &Settings) -> [usize; 7] {
+    let Settings { kind, way, world, accumulate, clips, adamw, precision } = *settings;
+    let (clips, adamw) = (usize::from(clips), usize::from(adamw));
+    [kind as usize, way as usize, world, accumulate, clips, adamw, precision as usize]
 }
 
 /// Pairs of settings that a case covers.
 fn pairs(settings: &Settings) -> impl Iterator<Item = (usize, usize, usize, usize)> {
     let at = coordinates(settings);
-    (0..6).flat_map(move |i| (i + 1..6).map(move |j| (i, at[i], j, at[j])))
+    (0..7).flat_map(move |i| (i + 1..7).map(move |j| (i, at[i], j, at[j])))
 }
 
 /// As few cases as a greedy choice needs to cover every pair of settings.
@@ -267,6 +306,7 @@ fn every_way_trains_the_same_model_on_a_gpu() {
         accumulate: 1,
         clips: true,
         adamw: true,
+        precision: Precision::F32True,
     };
     for way in [Way::FullShard, Way::Recompute] {
         assert!(

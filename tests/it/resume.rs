@@ -22,7 +22,7 @@ fn config(out: &Path, steps: u64) -> TrainerConfig {
 
 fn bits(model: &pyroclast::gpt::Gpt) -> Vec<u32> {
     let named = parameters::read(model).expect("f32 weights");
-    named.iter().flat_map(|n| n.values.iter().map(|v| v.to_bits())).collect()
+    named.iter().flat_map(|n| n.values.as_slice().to_f32().into_iter().map(f32::to_bits)).collect()
 }
 
 fn losses(out: &Path) -> Vec<(u64, String)> {

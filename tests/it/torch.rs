@@ -31,14 +31,30 @@ struct Case {
     params_file: Option<String>,
 }
 
-fn goldens() -> Goldens {
-    let text = std::fs::read_to_string(golden("torch.json")).expect("the golden file");
+fn goldens(file: &str) -> Goldens {
+    let text = std::fs::read_to_string(golden(file)).expect("the golden file");
     serde_json::from_str(&text).expect("the golden file's own format")
 }
 
+/// How near to torch's the numbers of a precision are.
+struct Tolerance {
+    precision: &'static str,
+    losses: f64,
+    norms: f64,
+}
+
+/// Mistakes as small as a forgotten weight decay move losses by 1e-4; rounding by 1e-6.
+const SINGLE: Tolerance = Tolerance { precision: "32-true", losses: 1e-5, norms: 1e-4 };
+const DOUBLE: Tolerance = Tolerance { precision: "64-true", losses: 1e-9, norms: 1e-9 };
+
 /// Trains a case on `world` ranks. Micro-batches and ranks are interchangeable: three ranks take the
 /// samples of three accumulated micro-batches.
-fn check(goldens: &Goldens, case: &Case, world: usize, accumulate: usize) {
+fn check(
+    goldens: &Goldens,
+    case: &Case,
+    (world, accumulate): (usize, usize),
+    tolerance: &Tolerance,
+) {
     let what = format!("{} on {world} ranks", case.name);
     let config = TrainerConfig {
         devices: world,
@@ -48,6 +64,7 @@ fn check(goldens: &Goldens, case: &Case, world: usize, accumulate: usize) {
         gradient_clip_val: Some(case.clip),
         accumulate_grad_batches: accumulate,
         max_steps: Some(goldens.steps),
+        precision: tolerance.precision.to_owned(),
         ..TrainerConfig::default()
     };
     let mut task = GptTask::new(goldens.model);
@@ -65,12 +82,12 @@ fn check(goldens: &Goldens, case: &Case, world: usize, accumulate: usize) {
     assert_eq!(train.len(), case.losses.len());
     for ((row, loss), norm) in train.iter().zip(&case.losses).zip(&case.grad_norms) {
         let at = format!("{what}, step {}", row.step);
-        // Mistakes as small as a forgotten weight decay move losses by 1e-4; rounding by 1e-6.
-        assert_close(row.loss.expect("a loss"), *loss, 1e-5, &format!("{at}: loss"));
-        assert_close(row.grad_norm.expect("a norm"), *norm, 1e-4, &format!("{at}: norm"));
+        let (losses, norms) = (tolerance.losses, tolerance.norms);
+        assert_close(row.loss.expect("a loss"), *loss, losses, &format!("{at}: loss"));
+        assert_close(row.grad_norm.expect("a norm"), *norm, norms, &format!("{at}: norm"));
     }
     let validation = fitted.last_validation.and_then(|row| row.loss).expect("a validation");
-    assert_close(validation, case.val_loss, 1e-5, &format!("{what}: validation loss"));
+    assert_close(validation, case.val_loss, tolerance.losses, &format!("{what}: validation loss"));
 
     let Some(file) = &case.params_file else { return };
     let folder = tempfile::tempdir().expect("a folder");
@@ -97,19 +114,28 @@ fn read(path: &std::path::Path) -> BTreeMap<String, Vec<f32>> {
 
 #[test]
 fn one_rank_trains_as_torch_does() {
-    let goldens = goldens();
+    let goldens = goldens("torch.json");
     assert!(goldens.cases.len() >= 8);
     for case in &goldens.cases {
-        check(&goldens, case, 1, case.accumulate);
+        check(&goldens, case, (1, case.accumulate), &SINGLE);
     }
 }
 
 #[test]
 fn three_ranks_train_as_torch_does_with_three_micro_batches() {
-    let goldens = goldens();
+    let goldens = goldens("torch.json");
     let accumulated: Vec<_> = goldens.cases.iter().filter(|case| case.accumulate == 3).collect();
     assert!(accumulated.len() >= 4);
     for case in accumulated {
-        check(&goldens, case, 3, 1);
+        check(&goldens, case, (3, 1), &SINGLE);
+    }
+}
+
+#[test]
+fn double_precision_is_torchs_to_nine_digits() {
+    let goldens = goldens("torch_f64.json");
+    assert!(goldens.cases.len() >= 3);
+    for case in &goldens.cases {
+        check(&goldens, case, (1, case.accumulate), &DOUBLE);
     }
 }

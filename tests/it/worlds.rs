@@ -18,7 +18,10 @@ fn train(config: TrainerConfig, batch_size: usize) -> Outcome {
         Trainer::new(config).expect("a valid configuration").with_callback(rows.clone());
     let fitted = trainer.fit(&GptTask::new(TINY), &data).expect("a run without failures");
     let named = parameters::read(&fitted.model).expect("f32 weights");
-    let weights = named.iter().map(|n| n.values.iter().map(|v| v.to_bits()).collect()).collect();
+    let weights = named
+        .iter()
+        .map(|n| n.values.as_slice().to_f32().iter().map(|v| v.to_bits()).collect())
+        .collect();
     Outcome { rows: rows.rows(), weights }
 }
 

@@ -4,6 +4,7 @@ Writes tests/golden/: what PyTorch makes of a tiny GPT, for the Rust tests to re
     text.txt            the training text, nonsense prose from the grammar below
     init.safetensors    the weights every case starts from
     torch.json          settings, and for every case the loss and gradient norm of each step
+    torch_f64.json      the same for some cases in double precision
     final_*.safetensors the weights after the last step of the SGD cases
 
 AdamW's final weights are not kept: where a gradient is zero but for rounding (the bias of k, which
@@ -31,6 +32,9 @@ OPTIMIZERS = {
 # (optimizer, clip, accumulate); clip 0 is off. 0.5 turns out to bite in every step, so two cases clip
 # at 3, which bites early on and later must leave the gradient as it is.
 CASES = [*product(OPTIMIZERS, [0, 0.5], [1, 3]), ("sgd", 3, 1), ("adamw", 3, 3)]
+
+# Of these there are doubles, whose rounding does not count.
+DOUBLES = [("sgd", 0, 1), ("sgd", 0.5, 3), ("adamw", 3, 3)]
 
 # 10% of it is 4016 bytes, a multiple of the context: that is 250 windows, not 251, for the last has no
 # target for its last byte. And 250 is no multiple of the batch, so the last batch is smaller.
@@ -98,10 +102,11 @@ def make_weights(seed=1234):
 # the cases
 
 
-def run_case(optimizer, clip, accumulate):
+def run_case(optimizer, clip, accumulate, dtype=torch.float32):
     train, val = load_text(GOLDEN / "text.txt", VAL_SPLIT)
     model = GPT(**MODEL)
     model.load_state_dict(load_file(GOLDEN / "init.safetensors"))
+    model.to(dtype)
     opt = make_optimizer(model, optimizer, OPTIMIZERS[optimizer]["lr"])
     name = f"{optimizer}_clip{clip}_acc{accumulate}"
     case = dict(name=name, optimizer=optimizer, **OPTIMIZERS[optimizer], clip=clip, accumulate=accumulate)
@@ -112,7 +117,7 @@ def run_case(optimizer, clip, accumulate):
     ]
     case["losses"], case["grad_norms"] = map(list, zip(*steps))
     case["val_loss"] = evaluate(model, val, MODEL["context"], BATCH)
-    if optimizer == "sgd":
+    if optimizer == "sgd" and dtype == torch.float32:
         case["params_file"] = f"final_{name}.safetensors"
         save_file(model.state_dict(), GOLDEN / case["params_file"])
 
@@ -127,7 +132,7 @@ if __name__ == "__main__":
     (GOLDEN / "text.txt").write_bytes(make_text(TEXT_BYTES))
     save_file(make_weights(), GOLDEN / "init.safetensors")
     train, val = load_text(GOLDEN / "text.txt", VAL_SPLIT)
-    golden = dict(
+    settings = dict(
         torch=torch.__version__,
         model=MODEL,
         batch=BATCH,
@@ -135,6 +140,8 @@ if __name__ == "__main__":
         steps=STEPS,
         train_windows=num_windows(train, MODEL["context"]),
         val_windows=num_windows(val, MODEL["context"]),
-        cases=[run_case(*settings) for settings in CASES],
     )
-    (GOLDEN / "torch.json").write_text(json.dumps(golden, indent=1) + "\n")
+    singles = [run_case(*case) for case in CASES]
+    doubles = [run_case(*case, dtype=torch.float64) for case in DOUBLES]
+    for file, cases in [("torch.json", singles), ("torch_f64.json", doubles)]:
+        (GOLDEN / file).write_text(json.dumps(dict(**settings, cases=cases), indent=1) + "\n")

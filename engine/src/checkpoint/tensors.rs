@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use pyroclast_kernels::numbers::{Float, Numbers};
+
 use crate::error::Error;
 
 /// Bytes of the header's length, with which a file begins.
@@ -17,7 +19,7 @@ const PREFIX: u64 = 8;
 /// Longest header that is read, in bytes: what the format allows.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// An open file of `f32` tensors. Clones share it.
+/// An open file of floating-point tensors. Clones share it.
 #[derive(Clone, Debug)]
 pub struct TensorFile(Arc<Opened>);
 
@@ -32,6 +34,7 @@ struct Opened {
 #[derive(Debug, PartialEq)]
 struct Place {
     shape: Vec<usize>,
+    float: Float,
     start: u64,
 }
 
@@ -40,7 +43,8 @@ impl TensorFile {
     ///
     /// # Errors
     ///
-    /// [`Error::BadFile`] if it cannot be read, is damaged, or has tensors of another type than `f32`.
+    /// [`Error::BadFile`] if it cannot be read, is damaged, or has tensors of another type than [`Float`]
+    /// names.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let bad = |problem: String| Error::bad_file(path, problem);
         let mut file = File::open(path).map_err(|error| bad(error.to_string()))?;
@@ -48,10 +52,19 @@ impl TensorFile {
         let mut tensors = BTreeMap::new();
         for (name, info) in metadata.tensors() {
             let TensorInfo { dtype, shape, data_offsets } = info;
-            if *dtype != Dtype::F32 {
-                return Err(bad(format!("`{name}` is {dtype:?}; this version reads F32")));
-            }
-            let place = Place { shape: shape.clone(), start: start + data_offsets.0 as u64 };
+            let float = match dtype {
+                Dtype::F64 => Float::F64,
+                Dtype::F32 => Float::F32,
+                Dtype::F16 => Float::F16,
+                Dtype::BF16 => Float::BF16,
+                _ => {
+                    let problem =
+                        format!("`{name}` is {dtype:?}; this version reads F64, F32, F16, BF16");
+                    return Err(bad(problem));
+                }
+            };
+            let start = start + data_offsets.0 as u64;
+            let place = Place { shape: shape.clone(), float, start };
             tensors.insert(name, place);
         }
         Ok(Self(Arc::new(Opened { path: path.to_owned(), file: Mutex::new(file), tensors })))
@@ -79,19 +92,19 @@ impl TensorFile {
     /// # Errors
     ///
     /// [`Error::BadFile`] if there is no such tensor, or if it cannot be read.
-    pub fn read(&self, name: &str) -> Result<Vec<f32>, Error> {
+    pub fn read(&self, name: &str) -> Result<Numbers, Error> {
         let Opened { path, file, tensors } = &*self.0;
         let bad = |problem: String| Error::bad_file(path, problem);
-        let Place { shape, start } =
+        let Place { shape, float, start } =
             tensors.get(name).ok_or_else(|| bad(format!("there is no `{name}`")))?;
-        let mut numbers = vec![0f32; shape.iter().product()];
+        let mut numbers = Numbers::zeros(*float, shape.iter().product());
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let read = file
             .seek(SeekFrom::Start(*start))
-            .and_then(|_| file.read_exact(bytemuck::cast_slice_mut(&mut numbers)));
+            .and_then(|_| file.read_exact(numbers.as_mut().as_bytes()));
         read.map_err(|error| bad(format!("reading `{name}`: {error}")))?;
         if cfg!(target_endian = "big") {
-            numbers.iter_mut().for_each(|n| *n = f32::from_bits(n.to_bits().swap_bytes()));
+            numbers.as_mut().as_bytes().chunks_mut(float.size()).for_each(<[u8]>::reverse);
         }
         Ok(numbers)
     }
@@ -125,6 +138,8 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use pyroclast_kernels::numbers::Slice;
+
     use crate::checkpoint::write_values;
 
     fn opened(bytes: &[u8]) -> Result<TensorFile, Error> {
@@ -145,17 +160,19 @@ mod tests {
     fn tensors_are_read_one_at_a_time() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.safetensors");
+        let half = Slice::F32(&[0.5, -3.0]).cast(Float::BF16);
         let entries = [
-            ("b".to_owned(), vec![2, 2], &[1.0, -0.0, f32::MIN_POSITIVE, 3.5][..]),
-            ("a".to_owned(), vec![1], &[7.0]),
-            ("none".to_owned(), vec![0, 3], &[]),
+            ("b".to_owned(), vec![2, 2], Slice::F32(&[1.0, -0.0, f32::MIN_POSITIVE, 3.5])),
+            ("a".to_owned(), vec![1], Slice::F64(&[1e-300])),
+            ("half".to_owned(), vec![2], half.as_slice()),
+            ("none".to_owned(), vec![0, 3], Slice::F32(&[])),
         ];
         write_values(&path, &entries).expect("writing");
         let file = TensorFile::open(&path).expect("opening");
-        assert_eq!(file.names().collect::<Vec<_>>(), ["a", "b", "none"]);
+        assert_eq!(file.names().collect::<Vec<_>>(), ["a", "b", "half", "none"]);
         for (name, shape, values) in entries {
             assert_eq!(file.shape(&name), Some(&shape[..]));
-            assert_eq!(file.read(&name).expect("reading"), values);
+            assert_eq!(file.read(&name).expect("reading"), values.to_numbers());
         }
         let error = file.read("c").expect_err("no such tensor").to_string();
         assert!(error.contains("there is no `c`"), "{error}");
@@ -168,7 +185,7 @@ mod tests {
         let huge = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}}"#;
         let gap = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
         let backwards = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#;
-        let f16 = r#"{"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]}}"#;
+        let i64 = r#"{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#;
         let mut too_long = with_header(f32, 8);
         too_long[..8].copy_from_slice(&u64::MAX.to_le_bytes());
         let damaged = [
@@ -180,7 +197,7 @@ mod tests {
             (with_header(huge, 8), "overflow"),
             (with_header(gap, 8), "invalid offset"),
             (with_header(backwards, 8), "invalid offset"),
-            (with_header(f16, 8), "F16"),
+            (with_header(i64, 8), "I64"),
         ];
         for (bytes, problem) in damaged {
             let error = opened(&bytes).expect_err(problem).to_string();

@@ -96,12 +96,14 @@ fn loss_scale(fp16: &mut Section<'_, '_>, enabled: Enabled) -> Value {
     let limit = if enabled == Enabled::Yes && scale == 0.0 { 1..=i64::MAX } else { ANY };
     let window = fp16.integer_or("loss_scale_window", limit.clone(), 1000);
     let least = fp16.integer_or("min_loss_scale", limit, 1);
-    json!({
+    if scale != 0.0 {
+        return json!(scale);
+    }
+    json!({ "deepspeed": {
         "initial_scale_power": power,
-        "loss_scale": if scale == 0.0 { json!(0) } else { json!(scale) },
         "loss_scale_window": window,
         "hysteresis": hysteresis,
         "consecutive_hysteresis": consecutive,
         "min_loss_scale": least,
-    })
+    }})
 }

@@ -15,7 +15,6 @@ pub(super) fn read(file: &mut Section<'_, '_>) {
         file.note("`vocabulary_size` has no effect: the model has its own");
     }
     averaging(file);
-    data_types(file);
     aio(file);
     activation_checkpointing(file);
     checkpoint(file);
@@ -57,23 +56,40 @@ fn averaging(file: &mut Section<'_, '_>) {
                        multiply lr if the sum is meant";
         file.mistake("gradient_allreduce_op", problem);
     }
-    f32_only(file, "communication_data_type", "gradients are communicated in f32");
+    reduce_dtype(file);
 }
 
-fn data_types(file: &mut Section<'_, '_>) {
+/// In which type gradients are added up: over micro-batches and over ranks it is the same.
+fn reduce_dtype(file: &mut Section<'_, '_>) {
+    const KEY: &str = "communication_data_type";
+    const ACCUMULATED: &str = "data_types.grad_accum_dtype";
+    let communicated = file.choice(KEY, &FLOATS);
+    let mut accumulated = None;
     if let Some(mut types) = file.section("data_types") {
-        f32_only(&mut types, "grad_accum_dtype", "gradients are accumulated in f32");
+        accumulated = types.choice("grad_accum_dtype", &FLOATS);
         types.finish();
     }
+    match (communicated, accumulated) {
+        (Some(communicated), Some(accumulated)) if communicated != accumulated => file.mistake(
+            KEY,
+            format!(
+                "\"{communicated}\", but `{ACCUMULATED}` is \"{accumulated}\"; gradients are accumulated \
+                 and communicated in one type here: give both the same, or leave one out"
+            ),
+        ),
+        (Some(float), _) => file.emit("reduce_dtype", own_name(float), KEY),
+        (None, Some(float)) => {
+            file.emit_from("reduce_dtype", own_name(float), ACCUMULATED.to_owned());
+        }
+        (None, None) => file.note(format!(
+            "`{KEY}` is not given: gradients are summed in f32, where DeepSpeed sums them in the type of \
+             `fp16` or `bf16`"
+        )),
+    }
 }
 
-fn f32_only(section: &mut Section<'_, '_>, key: &'static str, reason: &str) {
-    if let Some(found) = section.choice(key, &FLOATS).filter(|found| *found != "fp32") {
-        section.mistake(
-            key,
-            format!("\"{found}\" is not in this version: {reason}; leave it out or use \"fp32\""),
-        );
-    }
+fn own_name(float: &str) -> String {
+    float.replace("fp", "f")
 }
 
 /// Settings of the drive, which only offload to NVMe would use.

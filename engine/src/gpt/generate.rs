@@ -121,11 +121,13 @@ pub fn generate(
         let logits = model.forward(Tensor::<2, Int>::from_data(tokens, device));
         let last = logits.narrow(1, last, 1).reshape([VOCABULARY]);
         let mut next = 0;
-        interop::read_all(vec![last], |_, logits| next = sampler.choose(logits, &mut rng))
-            .map_err(|source| {
-                let what = "logits".to_owned();
-                Error::Strategy(pyroclast_strategies::Error::Read { what, source })
-            })?;
+        interop::read_all(vec![last], |_, logits| {
+            next = sampler.choose(&logits.to_f32(), &mut rng)
+        })
+        .map_err(|source| {
+            let what = "logits".to_owned();
+            Error::Strategy(pyroclast_strategies::Error::Read { what, source })
+        })?;
         text.push(next);
     }
     Ok(text.split_off(start))

@@ -1,7 +1,8 @@
 //! Next-byte prediction as a training task.
 
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use pyroclast_kernels::numbers::Float;
 use pyroclast_strategies::ParamGroup;
 
 use super::config::{GptConfig, VOCABULARY};
@@ -73,6 +74,9 @@ impl TrainModule for GptTask {
             Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), &context.device)
         };
         let logits = model.forward(to_device(inputs));
+        // Sums of exponentials need more bits than 16.
+        let is_half = Float::of(logits.dtype()).is_some_and(Float::is_half);
+        let logits = if is_half { logits.cast(FloatDType::F32) } else { logits };
         let tokens = shape[0] * shape[1];
         let log_probabilities = log_softmax(logits.reshape([tokens, VOCABULARY]), 1);
         let of_target = log_probabilities.gather(1, to_device(targets).reshape([tokens, 1]));

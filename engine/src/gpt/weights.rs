@@ -7,7 +7,8 @@ use std::panic::resume_unwind;
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Shape, Tensor};
+use pyroclast_kernels::interop;
 use pyroclast_strategies::ParamInfo;
 use pyroclast_strategies::parameters::{self, NamedValues};
 
@@ -82,8 +83,8 @@ impl<F: Fn(&ParamInfo) -> Stored> ModuleMapper for ReadLazily<'_, F> {
         let read = move |device: &Device, requires_grad: bool| {
             // A parameter cannot return an error: whoever runs the rank reports it.
             let numbers = stored.read(&file).unwrap_or_else(|error| resume_unwind(Box::new(error)));
-            let data = TensorData::new(numbers, info.shape.clone());
-            Tensor::from_data(data, (device, DType::F32)).set_require_grad(requires_grad)
+            let shape = Shape::from(info.shape.clone());
+            interop::tensor(numbers.as_slice(), shape, device).set_require_grad(requires_grad)
         };
         // All parameters of a GPT are trained.
         Param::uninitialized(param.id, read, device, true, shape)
@@ -108,7 +109,7 @@ pub fn save_torch(model: &Gpt, path: &Path) -> Result<(), Error> {
     }
     let entries: Vec<_> = stored
         .iter()
-        .map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..]))
+        .map(|(name, shape, values)| (name.clone(), shape.clone(), values.as_slice()))
         .collect();
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".partial");

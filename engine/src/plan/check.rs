@@ -30,7 +30,7 @@ const STRATEGIES_NOT_YET: [&str; 7] = [
 ];
 
 impl Check {
-    fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
+    pub(super) fn mistake(&mut self, setting: &str, problem: impl Into<String>) {
         self.0.push(Mistake::new(setting, problem));
     }
 

@@ -155,7 +155,7 @@ pub(super) fn restore<M: Module>(
         file.shape(&name)?;
         file.read(&name).map_err(|error| failed = Some(error)).ok()
     };
-    let step = checkpoint.manifest.step;
+    let step = checkpoint.manifest.step - checkpoint.manifest.skipped;
     let restored = strategy.restore(model, step, |info| lookup.numbers(info), state);
     failed.map_or(Ok(()), Err)?;
     lookup.finish().map_err(|problem| {

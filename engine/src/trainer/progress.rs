@@ -8,6 +8,8 @@ use crate::plan::Plan;
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) step: u64,
+    /// Steps whose gradients overflowed, among these.
+    pub(super) skipped: u64,
     /// Steps that earlier runs took.
     pub(super) first_step: u64,
     pub(super) last_step: u64,
@@ -25,7 +27,7 @@ impl Progress {
     pub(super) fn new<B: Send + 'static>(
         plan: &Plan,
         train: &Loader<B>,
-        resumed: Option<Manifest>,
+        resumed: Option<&Manifest>,
     ) -> Self {
         let config = &plan.resolved;
         let (step, samples, tokens) = resumed
@@ -37,6 +39,7 @@ impl Progress {
         let by_epochs = step + limit.saturating_sub(samples).div_ceil(samples_per_step);
         Self {
             step,
+            skipped: resumed.map_or(0, |manifest| manifest.skipped),
             first_step: step,
             last_step: config.max_steps.unwrap_or(u64::MAX).min(by_epochs).max(step),
             samples,
@@ -47,6 +50,11 @@ impl Progress {
             tokens_per_sample: train.dataset.tokens_per_sample() as u64,
             peak_device_bytes: None,
         }
+    }
+
+    /// Steps that changed the weights.
+    pub(super) fn applied(&self) -> u64 {
+        self.step - self.skipped
     }
 
     /// Samples that the next step consumes.

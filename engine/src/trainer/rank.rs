@@ -8,6 +8,9 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
+use pyroclast_kernels::gradient;
+use pyroclast_kernels::numbers::Slice;
+use pyroclast_precision::{AtMinimum, Scaler};
 use pyroclast_strategies::{DataParallel, ProcessGroup, Rate, ReduceOp, StateEntry};
 
 use super::agreement::agree_on_settings;
@@ -50,6 +53,7 @@ struct Rank<'a, T> {
     monitors: Monitors,
     randomness: Randomness,
     progress: Progress,
+    scaler: Scaler,
 }
 
 /// What rank 0 writes to.
@@ -75,6 +79,7 @@ where
         rank: group.rank(),
         world: group.world(),
         device: shared.device.clone().autodiff(),
+        dtype: plan.precision.types.types.output.dtype(),
     };
     if let Some(folder) = shared.folder.as_ref().filter(|_| context.rank == 0) {
         folder.refuse_taken(&plan.resume)?;
@@ -96,11 +101,25 @@ where
         check_identity(&checkpoint.manifest, shared.config, train.dataset.len() as u64)?;
         model = restore(model, &mut strategy, checkpoint)?;
     }
-    let progress = Progress::new(plan, &train, resumed.map(|checkpoint| checkpoint.manifest));
+    let manifest = resumed.map(|checkpoint| checkpoint.manifest);
+    let progress = Progress::new(plan, &train, manifest.as_ref());
+    let mut scaler = Scaler::new(plan.precision.loss_scale);
+    if let Some(state) = manifest.and_then(|manifest| manifest.scaler) {
+        scaler.restore(state);
+    }
     let is_silent = context.rank > 0 || plan.resolved.fast_dev_run;
     let monitors = if is_silent { Monitors::none() } else { Monitors::open(&plan.resolved)? };
-    let mut rank =
-        Rank { monitors, shared, group, context, callbacks, output: None, randomness, progress };
+    let mut rank = Rank {
+        shared,
+        group,
+        context,
+        callbacks,
+        output: None,
+        monitors,
+        randomness,
+        progress,
+        scaler,
+    };
     rank.open_output()?;
     rank.train(model, &mut strategy, &train, validation.as_ref())
 }
@@ -183,7 +202,9 @@ impl<T: TrainModule> Rank<'_, T> {
                 micro_batches: self.shared.plan.resolved.accumulate_grad_batches,
                 clip: self.shared.plan.clip,
                 rate,
+                loss_scale: self.scaler.scale(),
             };
+            let loss_scale = self.scaler.skips().then_some(step.loss_scale);
             let records = self.records_memory();
             if records {
                 strategy.memory().record();
@@ -193,11 +214,15 @@ impl<T: TrainModule> Rank<'_, T> {
             if records {
                 self.write_memory(strategy)?;
             }
-            if !report.verdict.is_finite() {
-                return Err(self.give_up(&model, strategy, &report)?);
+            if let Err(error) = self.judge(strategy, &report)? {
+                // All ranks see the same; the last good state is saved first.
+                self.save(&model, strategy)?;
+                self.group.barrier()?;
+                return Err(error);
             }
             let mut action = Action::Continue;
             let mut row = self.advance(&report, rate.lr, started);
+            row.loss_scale = loss_scale;
             row.memory = Some(memory::gather(strategy.memory(), &self.group)?);
             self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
             last_train = Some(row);
@@ -248,7 +273,7 @@ impl<T: TrainModule> Rank<'_, T> {
 
     /// Learning rate of the next step.
     fn rate(&self) -> Rate {
-        self.shared.plan.schedule.rate(self.progress.step + 1, self.progress.last_step)
+        self.shared.plan.schedule.rate(self.progress.applied() + 1, self.progress.last_step)
     }
 
     /// Makes what a model draws depend on the seed, the step and the rank alone, so that a resumed
@@ -263,18 +288,29 @@ impl<T: TrainModule> Rank<'_, T> {
         }
     }
 
-    /// Ends a run whose gradients are not finite: all ranks see that, and the last good state is
-    /// saved first.
-    fn give_up(
+    /// Says whether the run goes on after a step: where gradients are not finite, it does if a loss scale can
+    /// be lowered.
+    fn judge(
         &mut self,
-        model: &T::Model,
         strategy: &DataParallel,
         report: &StepReport,
-    ) -> Result<Error, Error> {
-        self.save(model, strategy)?;
-        self.group.barrier()?;
-        let (loss, norm) = (report.totals.loss(), report.verdict.norm());
-        Ok(Error::NotFinite { step: self.progress.step + 1, loss, norm })
+    ) -> Result<Result<(), Error>, Error> {
+        let overflowed = !report.verdict.is_finite();
+        let step = self.progress.step + 1;
+        if overflowed && !self.scaler.skips() {
+            let (loss, norm) = (report.totals.loss(), report.verdict.norm());
+            return Ok(Err(Error::NotFinite { step, loss, norm, culprit: strategy.culprit()? }));
+        }
+        match self.scaler.update(overflowed) {
+            Ok(()) => {
+                self.progress.skipped += u64::from(overflowed);
+                Ok(Ok(()))
+            }
+            Err(AtMinimum(scale)) => {
+                let culprit = strategy.culprit()?;
+                Ok(Err(Error::LossScaleAtMinimum { step, scale, culprit }))
+            }
+        }
     }
 
     /// Counts a step, and makes its row.
@@ -288,7 +324,8 @@ impl<T: TrainModule> Rank<'_, T> {
         let in_use = device::bytes_in_use(&self.context.device);
         self.progress.peak_device_bytes = self.progress.peak_device_bytes.max(in_use);
         Metrics {
-            grad_norm: Some(report.verdict.norm()),
+            grad_norm: finite(report.verdict.norm()),
+            skipped: !report.verdict.is_finite(),
             lr: Some(lr),
             tokens_per_s: Some(tokens as f64 / seconds),
             step_ms: Some(seconds * 1e3),
@@ -413,25 +450,30 @@ impl<T: TrainModule> Rank<'_, T> {
         let manifest = Manifest {
             format: checkpoint::FORMAT,
             step: self.progress.step,
+            skipped: self.progress.skipped,
+            scaler: self.scaler.skips().then(|| self.scaler.state()),
             samples: self.progress.samples,
             tokens: self.progress.tokens,
             dataset_len: self.progress.epoch_len,
             config: self.shared.config.clone(),
             checksums: BTreeMap::new(),
         };
-        let broken = parameters.iter().find(|named| !named.values.iter().all(|v| v.is_finite()));
+        let is_broken = |values: Slice<'_>| gradient::first_not_finite(values).is_some();
+        let broken = parameters.iter().find(|named| is_broken(named.values.as_slice()));
         if let Some(named) = broken {
             let (step, path) = (self.progress.step, named.info.path.clone());
             return Err(Error::WeightsNotFinite { step, path });
         }
         let model: Vec<checkpoint::Entry<'_>> = parameters
             .iter()
-            .map(|named| (named.info.path.clone(), named.info.shape.clone(), &named.values[..]))
+            .map(|named| {
+                (named.info.path.clone(), named.info.shape.clone(), named.values.as_slice())
+            })
             .collect();
         let optimizer: Vec<checkpoint::Entry<'_>> = state
             .iter()
             .map(|StateEntry { name, info, values }| {
-                (format!("{name}.{}", info.path), info.shape.clone(), &values[..])
+                (format!("{name}.{}", info.path), info.shape.clone(), values.as_slice())
             })
             .collect();
         checkpoint::save(&folder.checkpoints(), manifest, &model, &optimizer).map(drop)

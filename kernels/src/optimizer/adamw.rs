@@ -1,9 +1,8 @@
 //! AdamW, "Decoupled Weight Decay Regularization" (Loshchilov and Hutter, 2019), with the update
 //! order and the placement of epsilon of `torch.optim.AdamW`.
 
-use rayon::prelude::*;
-
-use crate::parallel::{BLOCK, vectorized};
+use super::pass::{Operands, pass};
+use crate::numbers::Real;
 
 /// Hyperparameters of one AdamW step, as the step count `t` (from 1) resolves them.
 ///
@@ -16,7 +15,7 @@ use crate::parallel::{BLOCK, vectorized};
 /// w <- w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 /// ```
 ///
-/// It reads 16 and writes 12 bytes per element.
+/// All in `f32`, it reads 16 and writes 12 bytes per element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
@@ -35,71 +34,64 @@ pub struct AdamW {
 
 /// The moments of the elements that one call updates.
 #[derive(Debug)]
-pub struct AdamWState<'a> {
+pub struct AdamWState<'a, T> {
     /// First moment.
-    pub exp_avg: &'a mut [f32],
+    pub exp_avg: &'a mut [T],
     /// Second moment.
-    pub exp_avg_sq: &'a mut [f32],
+    pub exp_avg_sq: &'a mut [T],
 }
 
-/// The per-element constants of one step, rounded to `f32` once.
+/// The per-element constants of one step, rounded once.
 #[derive(Clone, Copy)]
-struct Constants {
-    decay: f32,
-    beta1: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    step_size: f32,
-    denominator_scale: f32,
-    eps: f32,
-    scale: f32,
+struct Constants<T> {
+    decay: T,
+    beta1: T,
+    one_minus_beta1: T,
+    beta2: T,
+    one_minus_beta2: T,
+    step_size: T,
+    denominator_scale: T,
+    eps: T,
+    scale: T,
 }
 
 impl AdamW {
-    /// Updates `weights` and `state` from `gradient`, which is multiplied by `scale` on the way in.
+    /// Updates weights and `state` from the gradient.
     ///
     /// # Panics
     ///
     /// If the lengths differ, or if the step is 0.
-    pub fn step(&self, weights: &mut [f32], gradient: &[f32], scale: f32, state: AdamWState<'_>) {
-        let len = weights.len();
-        assert_eq!(len, gradient.len(), "AdamW: gradient length");
-        assert_eq!(len, state.exp_avg.len(), "AdamW: first moment length");
-        assert_eq!(len, state.exp_avg_sq.len(), "AdamW: second moment length");
-        let constants = self.constants(scale);
-        weights
-            .par_chunks_mut(BLOCK)
-            .zip(gradient.par_chunks(BLOCK))
-            .zip(state.exp_avg.par_chunks_mut(BLOCK))
-            .zip(state.exp_avg_sq.par_chunks_mut(BLOCK))
-            .for_each(|(((w, g), m), v)| {
-                vectorized(
-                    #[inline(always)]
-                    || update(&constants, w, g, m, v),
-                );
-            });
+    pub fn step<T: Real>(&self, operands: Operands<'_>, state: AdamWState<'_, T>) {
+        let constants = self.constants(operands.scale);
+        let states = [state.exp_avg, state.exp_avg_sq];
+        pass(
+            "AdamW",
+            operands,
+            states,
+            #[inline(always)]
+            |weights, gradient, [m, v]| update(&constants, weights, gradient, m, v),
+        );
     }
 
-    fn constants(&self, scale: f32) -> Constants {
+    fn constants<T: Real>(&self, scale: f64) -> Constants<T> {
         assert!(self.step > 0, "AdamW: steps count from 1");
         let t = self.step as f64;
         Constants {
-            decay: (1.0 - self.lr * self.weight_decay) as f32,
-            beta1: self.beta1 as f32,
-            one_minus_beta1: (1.0 - self.beta1) as f32,
-            beta2: self.beta2 as f32,
-            one_minus_beta2: (1.0 - self.beta2) as f32,
-            step_size: (self.lr / (1.0 - self.beta1.powf(t))) as f32,
-            denominator_scale: (1.0 / (1.0 - self.beta2.powf(t)).sqrt()) as f32,
-            eps: self.eps as f32,
-            scale,
+            decay: T::of(1.0 - self.lr * self.weight_decay),
+            beta1: T::of(self.beta1),
+            one_minus_beta1: T::of(1.0 - self.beta1),
+            beta2: T::of(self.beta2),
+            one_minus_beta2: T::of(1.0 - self.beta2),
+            step_size: T::of(self.lr / (1.0 - self.beta1.powf(t))),
+            denominator_scale: T::of(1.0 / (1.0 - self.beta2.powf(t)).sqrt()),
+            eps: T::of(self.eps),
+            scale: T::of(scale),
         }
     }
 }
 
 #[inline(always)]
-fn update(c: &Constants, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update<T: Real>(c: &Constants<T>, weights: &mut [T], gradient: &[T], m: &mut [T], v: &mut [T]) {
     for (((w, g), m), v) in weights.iter_mut().zip(gradient).zip(m).zip(v) {
         let g = *g * c.scale;
         *m = c.beta1 * *m + c.one_minus_beta1 * g;
@@ -112,6 +104,7 @@ fn update(c: &Constants, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallel::BLOCK;
 
     const ADAMW: AdamW =
         AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1, step: 1 };
@@ -137,12 +130,13 @@ mod tests {
             let start = |i: usize| (i % 13) as f64 * 0.1 - 0.6;
             let gradient = |i: usize, t: u64| ((i as u64 * 31 + t * 17) % 29) as f64 * 0.05 - 0.7;
             let mut weights: Vec<f32> = (0..len).map(|i| start(i) as f32).collect();
-            let (mut m, mut v) = (vec![0.0; len], vec![0.0; len]);
+            let (mut m, mut v) = (vec![0.0f32; len], vec![0.0; len]);
             for t in 1..=20 {
                 // Twice the gradient under half the scale must be the same step.
                 let g: Vec<f32> = (0..len).map(|i| 2.0 * gradient(i, t) as f32).collect();
                 let state = AdamWState { exp_avg: &mut m, exp_avg_sq: &mut v };
-                AdamW { step: t, ..ADAMW }.step(&mut weights, &g, 0.5, state);
+                let operands = Operands::new(&mut weights[..], &g[..]).scaled(0.5);
+                AdamW { step: t, ..ADAMW }.step(operands, state);
             }
             for (i, w) in weights.iter().enumerate() {
                 let expected = reference(ADAMW, 20, start(i), |t| gradient(i, t));
@@ -153,9 +147,21 @@ mod tests {
 
     #[test]
     fn a_zero_gradient_only_decays() {
-        let (mut w, mut m, mut v) = ([2.0f32], [0.0], [0.0]);
+        let (mut w, mut m, mut v) = ([2.0f32], [0.0f32], [0.0]);
         let state = AdamWState { exp_avg: &mut m, exp_avg_sq: &mut v };
-        ADAMW.step(&mut w, &[0.0], 1.0, state);
+        ADAMW.step(Operands::new(&mut w[..], &[0.0f32][..]), state);
         assert_eq!(w, [2.0 * (1.0 - 1e-3)]);
+    }
+
+    #[test]
+    fn f64_follows_the_reference_to_its_own_precision() {
+        let (mut w, mut m, mut v) = ([0.5f64], [0.0f64], [0.0]);
+        for t in 1..=20 {
+            let gradient = [(t as f64 * 0.7).sin()];
+            let state = AdamWState { exp_avg: &mut m, exp_avg_sq: &mut v };
+            AdamW { step: t, ..ADAMW }.step(Operands::new(&mut w[..], &gradient[..]), state);
+        }
+        let expected = reference(ADAMW, 20, 0.5, |t| (t as f64 * 0.7).sin());
+        assert!((w[0] - expected).abs() < 1e-15, "{} {expected}", w[0]);
     }
 }

@@ -1,8 +1,7 @@
 //! Stochastic gradient descent with momentum, in the form of `torch.optim.SGD`.
 
-use rayon::prelude::*;
-
-use crate::parallel::{BLOCK, vectorized};
+use super::pass::{Operands, pass};
+use crate::numbers::Real;
 
 /// Hyperparameters of one SGD step.
 ///
@@ -28,44 +27,42 @@ pub struct Sgd {
 
 /// The momentum of the elements that one call updates.
 #[derive(Debug)]
-pub struct SgdState<'a> {
+pub struct SgdState<'a, T> {
     /// Momentum buffer.
-    pub momentum: &'a mut [f32],
+    pub momentum: &'a mut [T],
 }
 
 impl Sgd {
-    /// Updates `weights` and `state` from `gradient`, which is multiplied by `scale` on the way in.
+    /// Updates weights and `state` from the gradient.
     ///
     /// # Panics
     ///
     /// If the lengths differ.
-    pub fn step(&self, weights: &mut [f32], gradient: &[f32], scale: f32, state: SgdState<'_>) {
-        assert_eq!(weights.len(), gradient.len(), "SGD: gradient length");
-        assert_eq!(weights.len(), state.momentum.len(), "SGD: momentum length");
-        let (lr, mu, decay) = (self.lr as f32, self.momentum as f32, self.weight_decay as f32);
-        let (of_gradient, of_momentum) = if self.nesterov { (1.0, mu) } else { (0.0, 1.0) };
-        weights
-            .par_chunks_mut(BLOCK)
-            .zip(gradient.par_chunks(BLOCK))
-            .zip(state.momentum.par_chunks_mut(BLOCK))
-            .for_each(|((weights, gradient), momentum)| {
-                vectorized(
-                    #[inline(always)]
-                    || {
-                        for ((w, g), b) in weights.iter_mut().zip(gradient).zip(momentum) {
-                            let g = *g * scale + decay * *w;
-                            *b = mu * *b + g;
-                            *w -= lr * (of_gradient * g + of_momentum * *b);
-                        }
-                    },
-                );
-            });
+    pub fn step<T: Real>(&self, operands: Operands<'_>, state: SgdState<'_, T>) {
+        let (scale, lr) = (T::of(operands.scale), T::of(self.lr));
+        let (mu, decay) = (T::of(self.momentum), T::of(self.weight_decay));
+        let (of_gradient, of_momentum) =
+            if self.nesterov { (T::of(1.0), mu) } else { (T::ZERO, T::of(1.0)) };
+        pass(
+            "SGD",
+            operands,
+            [state.momentum],
+            #[inline(always)]
+            |weights, gradient, [momentum]| {
+                for ((w, g), b) in weights.iter_mut().zip(gradient).zip(momentum) {
+                    let g = *g * scale + decay * *w;
+                    *b = mu * *b + g;
+                    *w = *w - lr * (of_gradient * g + of_momentum * *b);
+                }
+            },
+        );
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallel::BLOCK;
 
     #[test]
     fn follows_the_scalar_reference() {
@@ -75,11 +72,12 @@ mod tests {
             let sgd = Sgd { lr: 0.1, momentum, nesterov, weight_decay };
             let len = BLOCK + 5;
             let mut weights: Vec<f32> = (0..len).map(|i| (i % 7) as f32).collect();
-            let mut buffer = vec![0.0; len];
+            let mut buffer = vec![0.0f32; len];
             let gradient = |i: usize, t: usize| ((i * 3 + t * 5) % 11) as f64 * 0.1 - 0.5;
             for t in 0..5 {
                 let g: Vec<f32> = (0..len).map(|i| 4.0 * gradient(i, t) as f32).collect();
-                sgd.step(&mut weights, &g, 0.25, SgdState { momentum: &mut buffer });
+                let operands = Operands::new(&mut weights[..], &g[..]).scaled(0.25);
+                sgd.step(operands, SgdState { momentum: &mut buffer });
             }
             for i in [0, 1, 6, len - 1] {
                 let (mut w, mut b) = ((i % 7) as f64, 0.0);

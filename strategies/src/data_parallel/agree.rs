@@ -1,15 +1,18 @@
 //! What ranks tell each other beside weights and gradients.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use burn::module::Module;
-use pyroclast_kernels::gradient;
+use pyroclast_kernels::numbers::Numbers;
+use pyroclast_kernels::{each, gradient};
+use pyroclast_precision::Types;
 
 use super::{DataParallel, Unused};
 use crate::collectives::ReduceOp;
 use crate::error::Error;
 use crate::group::ProcessGroup;
-use crate::layout::Layout;
+use crate::layout::{Layout, ParamSlot};
 use crate::parameters::{self, NamedValues};
 use crate::run::Run;
 use crate::shard::shard;
@@ -52,6 +55,24 @@ impl DataParallel {
         parameters::read_valid(&valid, |id| layout.stored(id).is_none())
     }
 
+    /// Running statistics, and frozen parameters that stay in the model, in the types that they are to have.
+    pub(super) fn converted<M: Module>(&self, model: M, types: Types) -> Result<M, Error> {
+        let convert = |model: M| {
+            let frozen = parameters::frozen(&model);
+            parameters::convert(model, |id| match frozen.contains(&id) {
+                true => Some(types.params),
+                false => Some(types.buffers).filter(|_| self.run.layout.stored(id).is_none()),
+            })
+        };
+        if types == Types::default() {
+            return Ok(model);
+        }
+        Ok(match self.run.is_sharded() {
+            true => self.run.veiled(model, convert),
+            false => convert(model),
+        })
+    }
+
     /// Gives every rank [these](Self::read_untrained) as rank 0 has them. Other ranks do not draw theirs.
     pub(super) fn broadcast_untrained<M: Module>(&self, model: M) -> Result<M, Error> {
         let Run { layout, group, .. } = &*self.run;
@@ -61,7 +82,9 @@ impl DataParallel {
         };
         let mut untrained = HashMap::new();
         for named in named {
-            untrained.insert(named.id, group.broadcast(named.values, 0).wait()?);
+            let values =
+                each!(Numbers, named.values, values => Numbers, group.broadcast(values, 0).wait()?);
+            untrained.insert(named.id, values);
         }
         parameters::write_where(model, |id, _| untrained.remove(&id))
     }
@@ -81,13 +104,13 @@ impl DataParallel {
         let told_of_use = if self.unused == Unused::Allow { seen.len() } else { 0 };
         let mut mine = vec![micro_batches as f64];
         mine.extend(seen.iter().take(told_of_use).map(|seen| f64::from(u8::from(*seen))));
-        buckets.for_each(|_, gradients, _| {
+        buckets.for_each(|unit, gradients, _| {
             let own = match self.stage {
                 // The whole is here: every rank sums up its part of it all the same.
-                Stage::Nothing => &gradients[shard(gradients.len(), world, rank)],
-                _ => gradients,
+                Stage::Nothing => gradients.as_slice().part(shard(gradients.len(), world, rank)),
+                _ => gradients.as_slice(),
             };
-            mine.push(gradient::sum_of_squares(own));
+            mine.push(gradient::sum_of_squares(own) * self.predivisor(unit).powi(2));
         });
         let len = mine.len();
         let mut all = vec![0.0; world * len];
@@ -106,5 +129,71 @@ impl DataParallel {
         let sums = |rank: usize| &of(rank)[1 + told_of_use..];
         let of_unit = |unit: usize| -> f64 { (0..world).map(|rank| sums(rank)[unit]).sum() };
         Ok((0..layout.units.len()).map(of_unit).sum())
+    }
+
+    /// Where gradients that are not finite come from: the first parameter in the first micro-batch on the first
+    /// rank whose own was not, or, if each rank's are finite, the first whose sum is not. None if all are
+    /// finite. All ranks must call it, between [`Self::reduce`] and [`Self::step`].
+    ///
+    /// # Errors
+    ///
+    /// What ended a collective. The other ranks are told.
+    pub fn culprit(&self) -> Result<Option<Culprit>, Error> {
+        told(&self.run.group, self.find_culprit())
+    }
+
+    fn find_culprit(&self) -> Result<Option<Culprit>, Error> {
+        const NONE: i64 = i64::MAX;
+        let Run { buckets, layout, group, .. } = &*self.run;
+        let own = buckets.not_finite().map(|(unit, param, micro_batch)| [micro_batch, unit, param]);
+        let own = own.map_or([NONE; 3], |own| own.map(|number| number as i64));
+        let mut in_sum = [NONE; 2];
+        buckets.for_each(|unit, gradients, _| {
+            let start = self.stage.owned(&layout.units[unit], group).start;
+            if let (NONE, Some(at)) = (in_sum[0], gradient::first_not_finite(gradients.as_slice()))
+            {
+                let is_before = |slot: &ParamSlot| slot.range.start <= start + at;
+                let param = layout.units[unit].params.iter().rposition(is_before).unwrap_or(0);
+                in_sum = [unit as i64, param as i64];
+            }
+        });
+        let (world, rank) = (group.world(), group.rank());
+        let mut all = vec![0; 5 * world];
+        all[5 * rank..][..3].copy_from_slice(&own);
+        all[5 * rank + 3..][..2].copy_from_slice(&in_sum);
+        let all = group.all_gather(all).wait()?;
+        let of = |rank: usize| &all[5 * rank..][..5];
+        let path =
+            |unit: i64, param: i64| layout.slot((unit as usize, param as usize)).info.path.clone();
+        let first = (0..world).map(|rank| (of(rank)[0], rank)).min().filter(|first| first.0 < NONE);
+        if let Some((micro_batch, rank)) = first {
+            let source = Some((group.members()[rank], micro_batch as usize));
+            return Ok(Some(Culprit { path: path(of(rank)[1], of(rank)[2]), source }));
+        }
+        let in_sums = (0..world).map(|rank| (of(rank)[3], of(rank)[4])).min();
+        let in_sums = in_sums.filter(|(unit, _)| *unit < NONE);
+        Ok(in_sums.map(|(unit, param)| Culprit { path: path(unit, param), source: None }))
+    }
+}
+
+/// A parameter whose gradient is NaN or infinite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Culprit {
+    /// The parameter's path.
+    pub path: String,
+    /// The rank, and the micro-batch, counted from 1, in which it became so. None if each rank's gradient is
+    /// finite, and their sum is not.
+    pub source: Option<(usize, usize)>,
+}
+
+impl fmt::Display for Culprit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, source } = self;
+        match source {
+            Some((rank, micro_batch)) => {
+                write!(f, "the gradient of `{path}` on rank {rank}, in micro-batch {micro_batch}")
+            }
+            None => write!(f, "the sum over ranks and micro-batches of the gradients of `{path}`"),
+        }
     }
 }

@@ -2,10 +2,10 @@
 
 use burn::module::Module;
 use pyroclast_kernels::flat::FlatTensor;
+use pyroclast_kernels::numbers::Numbers;
 
 use super::DataParallel;
 use crate::error::Error;
-use crate::gathers::Gathers;
 use crate::layout::{Kind, Layout, ParamInfo};
 use crate::parameters::{self, NamedValues};
 use crate::run::Run;
@@ -21,7 +21,7 @@ pub struct StateEntry<'a> {
     /// Of which parameter.
     pub info: &'a ParamInfo,
     /// As many numbers as the parameter has.
-    pub values: Vec<f32>,
+    pub values: Numbers,
 }
 
 impl DataParallel {
@@ -42,19 +42,12 @@ impl DataParallel {
         for (unit, layout) in self.run.layout.units.iter().enumerate() {
             let names = self.optimizer.state_names().iter().copied();
             for (name, own) in names.zip(self.optimizer.state(unit)) {
-                let all = match self.stage {
-                    Stage::Nothing => own.clone(),
-                    _ => {
-                        let mut all = vec![0.0; layout.len];
-                        all[self.stage.owned(layout, group)].copy_from_slice(own);
-                        group.gather_unit(unit, all).wait()?
-                    }
-                };
+                let all = self.gather_owned(unit, own)?;
                 if group.rank() == 0 {
                     entries.extend(layout.params.iter().map(|slot| StateEntry {
                         name,
                         info: &slot.info,
-                        values: all[slot.range.clone()].to_vec(),
+                        values: all.part(slot.range.clone()).to_numbers(),
                     }));
                 }
             }
@@ -62,7 +55,18 @@ impl DataParallel {
         Ok(entries)
     }
 
-    /// All float parameters and buffers of the model, on rank 0. Other ranks get none, and must call it
+    /// What the ranks own of one of a unit's buffers, whole on rank 0.
+    fn gather_owned(&self, unit: usize, own: &Numbers) -> Result<Numbers, Error> {
+        let (layout, group) = (&self.run.layout.units[unit], &self.run.group);
+        if self.stage == Stage::Nothing || layout.len == 0 {
+            return Ok(own.clone());
+        }
+        let mut all = Numbers::zeros(own.float(), layout.len);
+        all.part_mut(self.stage.owned(layout, group)).copy_from(own.as_slice());
+        group.gather_unit(unit, all).wait()
+    }
+
+    /// All float parameters and buffers of the model, on rank 0; of parameters with master weights, these. Other ranks get none, and must call it
     /// all the same.
     ///
     /// # Errors
@@ -75,17 +79,14 @@ impl DataParallel {
     fn gather_parameters<M: Module>(&self, model: &M) -> Result<Vec<NamedValues>, Error> {
         let Run { layout, group, .. } = &*self.run;
         let is_first = group.rank() == 0;
-        let Some(gathers) = self.gathers() else {
-            return if is_first { parameters::read(model) } else { Ok(vec![]) };
-        };
         let mut named = vec![];
         for (unit, kind) in buffers(layout) {
-            let all = self.gather_whole(gathers, unit, kind)?;
+            let all = self.gather_whole(unit, kind)?;
             if is_first {
                 let (slots, _) = layout.units[unit].buffer(kind);
                 named.extend(slots.iter().map(|slot| NamedValues {
                     info: slot.info.clone(),
-                    values: all[slot.range.clone()].to_vec(),
+                    values: all.part(slot.range.clone()).to_numbers(),
                     id: slot.id,
                 }));
             }
@@ -96,30 +97,47 @@ impl DataParallel {
         Ok(named)
     }
 
-    /// The whole model on rank 0, where it is sharded; other ranks' stays as it is. It has to fit there.
+    /// The whole model on rank 0, where it is sharded, with its master weights, where there are some; other
+    /// ranks' stays as it is. It has to fit there.
     ///
     /// # Errors
     ///
     /// What ended a collective. The other ranks are told.
     pub fn whole<M: Module>(&self, model: M) -> Result<M, Error> {
-        let Some(gathers) = self.gathers() else { return Ok(model) };
         let Run { layout, group, mappers, device, .. } = &*self.run;
-        let gather = |unit, kind| self.told(self.gather_whole(gathers, unit, kind));
+        let has_masters = layout.units.iter().any(|unit| unit.types.has_masters());
+        if !self.run.is_sharded() && !has_masters {
+            return Ok(model);
+        }
+        let gather = |unit, kind| self.told(self.gather_whole(unit, kind));
         let mut whole = vec![];
         for unit in 0..layout.units.len() {
             let (trained, frozen) = (gather(unit, Kind::Trained)?, gather(unit, Kind::Frozen)?);
             if group.rank() == 0 {
-                let lend = |values| FlatTensor::new(values, device);
+                let lend = |values: Numbers| FlatTensor::new(values, device);
                 whole.push(Weights { trained: lend(trained), frozen: lend(frozen) });
             }
         }
         Ok(fill(model, (layout, mappers), device, |unit| whole.get(unit)))
     }
 
-    /// One of a unit's buffers, whole on rank 0.
-    fn gather_whole(&self, gathers: &Gathers, unit: usize, kind: Kind) -> Result<Vec<f32>, Error> {
-        let own = gathers.own_part(unit, kind);
-        if own.is_empty() { Ok(own) } else { self.run.group.gather_unit(unit, own).wait() }
+    /// One of a unit's buffers as it is saved, whole on rank 0.
+    fn gather_whole(&self, unit: usize, kind: Kind) -> Result<Numbers, Error> {
+        let Run { layout, group, .. } = &*self.run;
+        let (_, len) = layout.units[unit].buffer(kind);
+        match (kind, self.optimizer.masters(unit), self.gathers()) {
+            _ if len == 0 => Ok(Numbers::default()),
+            (Kind::Trained, Some(masters), _) => self.gather_owned(unit, masters),
+            (_, _, Some(gathers)) => {
+                let own = gathers.own_part(unit, kind);
+                let mut all = Numbers::zeros(own.float(), len);
+                let range = shard(len, group.world(), group.rank());
+                all.part_mut(range).copy_from(own.as_slice());
+                group.gather_unit(unit, all).wait()
+            }
+            (Kind::Trained, None, None) => Ok(self.lent[unit].trained.to_numbers()),
+            (Kind::Frozen, None, None) | (Kind::Frozen, Some(_), None) => Ok(Numbers::default()),
+        }
     }
 
     /// Continues from saved numbers, after `steps` steps. `weights` gets every parameter and buffer,
@@ -132,8 +150,8 @@ impl DataParallel {
         &mut self,
         model: M,
         steps: u64,
-        mut weights: impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
-        mut state: impl FnMut(&str, &str) -> Option<Vec<f32>>,
+        mut weights: impl FnMut(&ParamInfo) -> Option<Numbers>,
+        mut state: impl FnMut(&str, &str) -> Option<Numbers>,
     ) -> Result<M, Error> {
         self.optimizer.set_steps(steps);
         let run = std::sync::Arc::clone(&self.run);
@@ -144,7 +162,7 @@ impl DataParallel {
                 let values = state(name, path)
                     .ok_or_else(|| Error::MissingValues(format!("{name}.{path}")))?;
                 check_length(path, slot.range.len(), values.len())?;
-                self.optimizer.set_state(unit, position, &slot.range, &values);
+                self.optimizer.set_state(unit, position, &slot.range, values.as_slice());
             }
         }
         let mut missing = None;
@@ -170,28 +188,35 @@ impl DataParallel {
     fn set_weights(
         &mut self,
         layout: &Layout,
-        weights: &mut impl FnMut(&ParamInfo) -> Option<Vec<f32>>,
+        weights: &mut impl FnMut(&ParamInfo) -> Option<Numbers>,
     ) -> Result<(), Error> {
         if let Some(gathers) = self.gathers() {
             gathers.forget_persistent();
         }
         for (unit, kind) in buffers(layout) {
             let (slots, len) = layout.units[unit].buffer(kind);
-            let mut all = vec![0.0; len];
+            let types = layout.units[unit].types;
+            let mut all = Numbers::zeros(types.params, len);
             for slot in slots {
                 let path = &slot.info.path;
                 let values =
                     weights(&slot.info).ok_or_else(|| Error::MissingValues(path.clone()))?;
                 check_length(path, slot.range.len(), values.len())?;
-                all[slot.range.clone()].copy_from_slice(&values);
+                all.part_mut(slot.range.clone()).copy_from(values.as_slice());
+            }
+            if kind == Kind::Trained {
+                self.optimizer.set_masters(unit, &all);
             }
             let Run { group, device, .. } = &*self.run;
             let own = shard(len, group.world(), group.rank());
             match self.gathers() {
-                Some(gathers) => gathers.with_shards(unit, |shards| {
-                    shards.of_mut(kind).copy_from_slice(&all[own]);
+                Some(gathers) => gathers.with_shard(unit, kind, |mut shard| {
+                    shard.copy_from(all.part(own));
                 }),
-                None => *self.lent[unit].of_mut(kind) = FlatTensor::new(all, device),
+                None => {
+                    let weights = FlatTensor::new(all.into_float(types.compute), device);
+                    *self.lent[unit].of_mut(kind) = weights;
+                }
             }
         }
         Ok(())

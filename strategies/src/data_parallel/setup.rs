@@ -2,6 +2,7 @@
 
 use crate::optimizer::{Optimizer, ParamGroup};
 use crate::policy::UnitPolicy;
+use crate::precision::UnitTypes;
 use crate::sizes::{Overlap, ParamOrder, Sizes};
 use crate::stage::{Gathering, Stage};
 
@@ -16,6 +17,12 @@ pub struct Setup {
     pub wrap: UnitPolicy,
     /// Which declared units recompute their activations. Default: none.
     pub activation_checkpointing: UnitPolicy,
+    /// In which types units keep their numbers. Default: `f32`.
+    pub precision: UnitTypes,
+    /// Whether units look for NaN and infinity in what they return ([`Error::Anomaly`]). Default: they do not.
+    ///
+    /// [`Error::Anomaly`]: crate::Error::Anomaly
+    pub anomalies: Anomalies,
     /// How much is communicated, kept and stepped at once. Default: a unit.
     pub sizes: Sizes,
     /// Whether communication overlaps computation. Default: it does.
@@ -37,6 +44,8 @@ impl Default for Setup {
             gathering: Gathering::default(),
             wrap: UnitPolicy::All,
             activation_checkpointing: UnitPolicy::None,
+            precision: UnitTypes::default(),
+            anomalies: Anomalies::default(),
             sizes: Sizes::default(),
             overlap: Overlap::default(),
             order: ParamOrder::default(),
@@ -45,6 +54,16 @@ impl Default for Setup {
             groups: vec![],
         }
     }
+}
+
+/// Whether NaN and infinity are looked for where they arise, which reads back every output of every unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Anomalies {
+    /// They are noticed in gradients alone.
+    #[default]
+    Ignore,
+    /// They are.
+    Detect,
 }
 
 /// What several ranks do about parameters that no gradient reaches in a step. A single rank leaves them

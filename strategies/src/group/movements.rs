@@ -84,7 +84,9 @@ impl ProcessGroup {
     /// Whatever ended the collective.
     pub fn barrier(&self) -> Result<(), Error> {
         // An all-reduce ends on a rank only after all ranks have begun it.
-        self.movement(Operation::Barrier, vec![0u8], plan::all_reduce_doubling).wait().map(drop)
+        let done: Pending<Vec<u8>> =
+            self.movement(Operation::Barrier, vec![0u8], plan::all_reduce_doubling);
+        done.wait().map(drop)
     }
 
     /// Sends `values` to `peer`, another rank of the group, which calls [`Self::recv`] with as many.
@@ -106,16 +108,16 @@ impl ProcessGroup {
         })
     }
 
-    pub(super) fn movement<T: Element>(
+    pub(super) fn movement<T: Element, R: From<Vec<T>> + Send + 'static>(
         &self,
         what: impl Into<What>,
         buffer: Vec<T>,
         plan: impl FnOnce(usize, usize, usize) -> Plan + Send + 'static,
-    ) -> Pending<Vec<T>> {
+    ) -> Pending<R> {
         self.launch(what, buffer, move |call, mut buffer| {
             let (world, rank) = call.place();
             call.run(plan(buffer.len(), world, rank), &mut buffer)?;
-            Ok(buffer)
+            Ok(buffer.into())
         })
     }
 }

@@ -37,11 +37,11 @@ impl ProcessGroup {
         self.reduction(Operation::Reduce { op, root }, buffer)
     }
 
-    pub(super) fn reduction<T: Element>(
+    pub(super) fn reduction<T: Element, R: From<Vec<T>> + Send + 'static>(
         &self,
         what: impl Into<What>,
         buffer: Vec<T>,
-    ) -> Pending<Vec<T>> {
+    ) -> Pending<R> {
         self.launch(what, buffer, |call, mut buffer| {
             let reduction = Reduction::of::<T>(call, buffer.len());
             let plan = reduction.plan();
@@ -57,7 +57,7 @@ impl ProcessGroup {
                 reduction.divide(&mut partials);
                 T::round(&partials, &mut buffer);
             }
-            Ok(buffer)
+            Ok(buffer.into())
         })
     }
 }

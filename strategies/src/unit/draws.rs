@@ -99,7 +99,7 @@ fn draw(device: &Device) -> u64 {
     let mut seed = 0u64;
     // A device that fails here fails in all that follows, which says so.
     let _ = interop::read_all(vec![numbers], |_, values| {
-        seed = values.iter().fold(0, |seed, value| {
+        seed = values.to_f32().iter().fold(0, |seed, value| {
             (seed ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         });
     });

@@ -177,7 +177,7 @@ pub(super) fn unshard_params<M: Module>(
     unit: usize,
     source: &Source,
 ) -> (M, SharedLeaves) {
-    let mut map = UnshardParams { run, unit, source, done: vec![], shared: SharedLeaves(vec![]) };
+    let mut map = UnshardParams { run, unit, source, places: 0, shared: SharedLeaves(vec![]) };
     let module = module.map(&mut map);
     (module, map.shared)
 }
@@ -198,8 +198,9 @@ struct UnshardParams<'a> {
     run: &'a Run,
     unit: usize,
     source: &'a Source,
-    /// Tied parameters share one tensor.
-    done: Vec<(ParamId, DispatchTensor)>,
+    /// Places so far. Each has a tensor of its own, also where a parameter stands at several: their gradients
+    /// are added up as all others are, and not by autodiff in the unit's type.
+    places: usize,
     shared: SharedLeaves,
 }
 
@@ -218,16 +219,9 @@ impl ModuleMapper for UnshardParams<'_> {
             }
             return param;
         };
-        let tensor = match self.done.iter().find(|(known, _)| *known == id) {
-            Some((_, tensor)) => Tensor::from_dispatch(tensor.clone()),
-            None => {
-                let weight = self.source.weight::<D>(id, stored);
-                let tensor: Tensor<D> = unsharded(weight, &self.run.device);
-                self.done.push((id, tensor.clone().into_dispatch()));
-                tensor
-            }
-        };
-        self.run.mappers.filled(id, tensor)
+        let weight = self.source.weight::<D>((id, self.places), stored);
+        self.places += 1;
+        self.run.mappers.filled(id, unsharded::<D>(weight, &self.run.device))
     }
 }
 

@@ -82,9 +82,10 @@ where
 fn filled<M: Module>(module: M, installed: Option<&Installed>, weights: Option<&FullUnit>) -> M {
     match (installed, weights) {
         (Some(Installed { run, unit, .. }), Some(full)) => {
-            run.fill(module, (*unit, full), Purpose::Training)
+            run.in_type_of(*unit, run.fill(module, (*unit, full), Purpose::Training))
         }
-        _ => module,
+        (Some(Installed { run, unit, .. }), None) => run.in_type_of(*unit, module),
+        (None, _) => module,
     }
 }
 

@@ -49,6 +49,7 @@ where
         Some(full) => run.fill(module.clone(), (unit, full), Purpose::Training),
         None => module.clone(),
     };
+    let filled = run.in_type_of(unit, filled);
     raise(check_captures(&filled, cell, &inputs, &f), &run);
 
     let mut joints = Joints::default();

@@ -22,7 +22,8 @@ pub(super) struct Source(Arc<Mutex<Contents>>);
 #[derive(Debug, Default)]
 struct Contents {
     weights: Option<Arc<FullUnit>>,
-    grads: Vec<ParamGrad>,
+    /// With the place that each is of.
+    grads: Vec<(usize, ParamGrad)>,
 }
 
 impl Source {
@@ -36,27 +37,31 @@ impl Source {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).weights = None;
     }
 
-    /// The gradients that have come.
+    /// The gradients that have come, in the order of their places: sums depend on it.
     pub(super) fn take_grads(&self) -> Vec<ParamGrad> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).grads)
+        let mut contents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut grads = std::mem::take(&mut contents.grads);
+        grads.sort_by_key(|(place, _)| *place);
+        grads.into_iter().map(|(_, grad)| grad).collect()
     }
 
-    /// One of the weights.
+    /// One of the weights, for one of the places where it stands.
     pub(super) fn weight<const D: usize>(
         &self,
-        id: ParamId,
+        (id, place): (ParamId, usize),
         Stored { kind, slot, .. }: Stored<'_>,
     ) -> Weight {
         let (range, shape) = (slot.range.clone(), shape_of(slot));
         Weight {
             source: self.clone(),
             id,
+            place,
             kind,
             make: Arc::new(move |full| {
                 let (flat, range, shape) = (full.weights.of(kind), range.clone(), shape.clone());
                 // Autodiff keeps small weights, a norm's for one, in ways that a unit cannot see. What it
                 // keeps of a view would keep the whole unit's weights; the large ones are not worth a copy.
-                match range.len() * size_of::<f32>() < LARGE {
+                match range.len() * flat.float().size() < LARGE {
                     true => flat.copy::<D>(range, shape).into_dispatch(),
                     false => flat.view::<D>(range, shape).into_dispatch(),
                 }
@@ -77,6 +82,7 @@ pub(super) fn unsharded<const D: usize>(weight: Weight, device: &Device) -> Tens
 pub(super) struct Weight {
     source: Source,
     id: ParamId,
+    place: usize,
     kind: Kind,
     make: Arc<dyn Fn(&FullUnit) -> DispatchTensor + Send + Sync>,
     flatten: fn(DispatchTensor) -> Tensor<1>,
@@ -96,7 +102,7 @@ impl Weight {
         }
         let grad = (self.flatten)(grad);
         let mut contents = self.source.0.lock().unwrap_or_else(PoisonError::into_inner);
-        contents.grads.push((self.id, grad));
+        contents.grads.push((self.place, (self.id, grad)));
     }
 }
 

@@ -89,7 +89,7 @@ pub(crate) fn numbered<M: Module>(model: M) -> M {
             count += 1;
             (count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 2f32.powi(24) - 0.5
         };
-        Some((0..len).map(next).collect())
+        Some((0..len).map(next).collect::<Vec<f32>>())
     });
     numbers.expect("as many numbers as the shape asks for")
 }
@@ -168,7 +168,8 @@ pub(crate) struct ConvNet {
 #[derive(Module, Debug)]
 pub(crate) struct ConvBlock {
     conv: Conv2d,
-    norm: BatchNorm,
+    /// A unit of its own, so that it may stay in `f32`, as its running statistics do.
+    norm: Unit<BatchNorm>,
 }
 
 pub(crate) struct ConvNetCase;
@@ -179,7 +180,8 @@ impl Case for ConvNetCase {
     fn model(&self, device: &Device) -> ConvNet {
         let block = |input, output| {
             let conv = Conv2dConfig::new([input, output], [3, 3]).init(device);
-            Unit::new(ConvBlock { conv, norm: BatchNormConfig::new(output).init(device) })
+            let norm = Unit::new(BatchNormConfig::new(output).init(device));
+            Unit::new(ConvBlock { conv, norm })
         };
         ConvNet { blocks: vec![block(2, 3), block(3, 5)], head: linear(5, 2, device) }
     }
@@ -187,7 +189,10 @@ impl Case for ConvNetCase {
     fn loss(&self, model: &ConvNet, batch: usize, device: &Device) -> Tensor<1> {
         let x = numbers([3, 2, 7, 7], batch, device);
         let x = model.blocks.iter().fold(x, |x, unit| {
-            unit.forward(x, |block, x| block.norm.forward(block.conv.forward(x)).tanh())
+            unit.forward(x, |block, x| {
+                let x = block.conv.forward(x);
+                block.norm.forward(x, |norm, x| norm.forward(x)).tanh()
+            })
         });
         let x: Tensor<2> = x.mean_dim(3).mean_dim(2).flatten(1, 3);
         model.head.forward(x).powi_scalar(2).mean()

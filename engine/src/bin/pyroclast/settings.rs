@@ -3,14 +3,15 @@
 mod file;
 mod merge;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
 use pyroclast::environment::SET_RANKS;
 use pyroclast::gpt::GptConfig;
 use pyroclast::{
-    Environment, Mistake, MonitorConfig, ProcessRank, ScheduleConfig, StrategyConfig,
-    TrainerConfig, environment,
+    Environment, LossScaleConfig, Mistake, MonitorConfig, ProcessRank, ScheduleConfig,
+    StrategyConfig, TrainerConfig, environment,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -86,9 +87,22 @@ pub(crate) struct Settings {
     /// thread; a process is a rank if it is started with RANK and WORLD_SIZE.
     #[arg(long)]
     pub(crate) spawn: Option<String>,
-    /// 32-true in this version.
+    /// 32-true (default), 64-true, 16-mixed, bf16-mixed, 16-true, bf16-true.
     #[arg(long)]
     pub(crate) precision: Option<String>,
+    /// Units with a precision of their own: '{"types=LayerNorm": "32-true"}'.
+    #[arg(long, value_name = "JSON", value_parser = overrides)]
+    pub(crate) precision_overrides: Option<BTreeMap<String, String>>,
+    /// What gradients are summed in [default: f32; f64 for 64-true].
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) reduce_dtype: Option<String>,
+    /// For 16-mixed and 16-true: dynamic (default), a number, or JSON with a rule, such as
+    /// '{"deepspeed": {"hysteresis": 2}}'.
+    #[arg(long, value_name = "NAME|NUMBER|JSON", value_parser = loss_scale)]
+    pub(crate) loss_scale: Option<LossScaleConfig>,
+    /// Name the first unit whose output is NaN or infinite. Takes time.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) detect_anomaly: Option<bool>,
     /// adamw (default) or sgd.
     #[arg(long)]
     pub(crate) optimizer: Option<String>,
@@ -217,6 +231,10 @@ impl Settings {
             devices: set.devices.unwrap_or(default.devices),
             num_nodes: set.num_nodes.unwrap_or(default.num_nodes),
             precision: set.precision.unwrap_or(default.precision),
+            precision_overrides: set.precision_overrides.unwrap_or(default.precision_overrides),
+            reduce_dtype: set.reduce_dtype,
+            loss_scale: set.loss_scale.unwrap_or(default.loss_scale),
+            detect_anomaly: set.detect_anomaly.unwrap_or(default.detect_anomaly),
             optimizer: set.optimizer.unwrap_or(default.optimizer),
             lr: set.lr.unwrap_or(default.lr),
             lr_scaling: set.lr_scaling.unwrap_or(default.lr_scaling),
@@ -310,7 +328,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 51] = [
+const KEYS: [&str; 55] = [
     "model",
     "layers",
     "heads",
@@ -333,6 +351,10 @@ const KEYS: [&str; 51] = [
     "master_port",
     "spawn",
     "precision",
+    "precision_overrides",
+    "reduce_dtype",
+    "loss_scale",
+    "detect_anomaly",
     "optimizer",
     "lr",
     "lr_scaling",
@@ -385,6 +407,19 @@ fn strategy(text: &str) -> Result<StrategyConfig, std::convert::Infallible> {
 /// A monitor's folder, with no folder of the job's own in it.
 fn monitor(text: &str) -> Result<MonitorConfig, std::convert::Infallible> {
     Ok(MonitorConfig { output_path: text.into(), job_name: String::new() })
+}
+
+/// Units and the names of their precisions, as JSON.
+fn overrides(text: &str) -> Result<BTreeMap<String, String>, String> {
+    serde_json::from_str(text).map_err(|error| {
+        format!(r#"`{text}`: {error}; write it as {{"types=LayerNorm": "32-true"}}"#)
+    })
+}
+
+/// A loss scale by name, number, or rule.
+fn loss_scale(text: &str) -> Result<LossScaleConfig, std::convert::Infallible> {
+    let number = text.parse().map(LossScaleConfig::Static);
+    Ok(number.unwrap_or_else(|_| LossScaleConfig::Name(text.to_owned())))
 }
 
 /// A schedule's name or settings.

@@ -155,9 +155,11 @@ fn precision_follows_the_section_that_is_enabled() {
     assert!(setting(r#"{"bf16": {"enabled": true}}"#, "loss_scale").is_null());
     assert_eq!(
         setting(r#"{"fp16": {"enabled": true, "initial_scale_power": 12}}"#, "loss_scale"),
-        json!({"initial_scale_power": 12, "loss_scale": 0, "loss_scale_window": 1000,
-            "hysteresis": 2, "consecutive_hysteresis": false, "min_loss_scale": 1})
+        json!({"deepspeed": {"initial_scale_power": 12, "loss_scale_window": 1000,
+            "hysteresis": 2, "consecutive_hysteresis": false, "min_loss_scale": 1}})
     );
+    let fixed = r#"{"fp16": {"enabled": true, "loss_scale": 128}}"#;
+    assert_eq!(setting(fixed, "loss_scale"), 128.0);
     assert_mistakes(
         r#"{"fp16": {"enabled": true}, "bf16": {"enabled": true}}"#,
         &["fp16.enabled: true contradicts `bf16.enabled`"],
@@ -292,15 +294,23 @@ fn the_rest_is_honoured_or_refused() {
     ] {
         assert_note(text, note);
     }
+    assert_eq!(setting(text, "reduce_dtype"), "f32");
+    assert_eq!(setting(r#"{"communication_data_type": "bf16"}"#, "reduce_dtype"), "bf16");
+    let accumulated = r#"{"data_types": {"grad_accum_dtype": "fp16"}}"#;
+    assert_eq!(setting(accumulated, "reduce_dtype"), "f16");
+    assert_mistakes(
+        r#"{"communication_data_type": "fp16", "data_types": {"grad_accum_dtype": "fp32"}}"#,
+        &["communication_data_type: \"fp16\", but `data_types.grad_accum_dtype` is \"fp32\""],
+    );
     assert!(setting(r#"{"gradient_clipping": "auto"}"#, "gradient_clip_val").is_null());
     assert_mistakes(
-        r#"{"gradient_allreduce_op": "sum", "communication_data_type": "bf16",
+        r#"{"gradient_allreduce_op": "sum", "communication_data_type": "fp8",
             "data_types": {"grad_accum_dtype": "int8"}, "aio": {"block_size": 0},
             "activation_checkpointing": {"cpu_checkpointing": true},
             "checkpoint": {"tag_validation": "loud", "load_universal": true}}"#,
         &[
             "gradient_allreduce_op: \"sum\" is not in this version",
-            "communication_data_type: \"bf16\" is not in this version",
+            "communication_data_type: \"fp8\" is none of fp32, fp16, bf16",
             "data_types.grad_accum_dtype: \"int8\" is none of fp32, fp16, bf16",
             "aio.block_size: 0 is out of range; the least is 1",
             "activation_checkpointing.cpu_checkpointing: true: offload to cpu",

@@ -6,6 +6,8 @@ use burn::backend::Flex;
 use burn::nn::Linear;
 
 use super::*;
+use pyroclast_kernels::numbers::{Float, Numbers};
+
 use crate::memory::Category;
 use crate::testing::{all_of, numbered, ways};
 use crate::{Setup, Stage};
@@ -112,7 +114,7 @@ fn frozen_parameters_are_sharded_and_cost_nothing_else() {
                 let grads = loss.backward();
                 model = strategy.collect(model, grads)?;
                 strategy.reduce()?;
-                model = strategy.step(model, 1.0 / world as f32, 0.5)?;
+                model = strategy.step(model, 1.0 / world as f64, 0.5)?;
                 // A pass without autodiff.
                 model = strategy.begin_pass(model)?;
                 let valid = model.valid();
@@ -149,9 +151,12 @@ fn frozen_parameters_are_restored() {
     for (name, setup) in ways() {
         let ranks = all_of(2, |group| {
             let (model, mut strategy) = DataParallel::new(Tuned::new(&device), group, &setup)?;
-            let two = |info: &crate::ParamInfo| Some(vec![2.0; info.shape.iter().product()]);
-            let state =
-                |_: &str, path: &str| Some(vec![0.0; if path.ends_with("bias") { 5 } else { 25 }]);
+            let two = |info: &crate::ParamInfo| {
+                Some(Numbers::F32(vec![2.0; info.shape.iter().product()]))
+            };
+            let state = |_: &str, path: &str| {
+                Some(Numbers::zeros(Float::F32, if path.ends_with("bias") { 5 } else { 25 }))
+            };
             let model = strategy.restore(model, 3, two, state)?;
             let model = strategy.whole(model)?;
             Ok((group.rank() == 0).then(|| bits(&model)))

@@ -254,7 +254,7 @@ fn numbers_are_drawn_on_rank_0_alone_unit_by_unit_and_are_those_of_the_unsharded
         let (drawn, values) = initial(3, &setup);
         assert_eq!(drawn, expected.0, "{name}");
         let numbers = |named: &[parameters::NamedValues]| -> Vec<(String, Vec<f32>)> {
-            named.iter().map(|n| (n.info.path.clone(), n.values.clone())).collect()
+            named.iter().map(|n| (n.info.path.clone(), n.values.as_slice().to_f32())).collect()
         };
         assert_eq!(numbers(&values), numbers(&expected.1), "{name}");
     }

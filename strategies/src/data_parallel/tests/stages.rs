@@ -1,6 +1,8 @@
 //! What is sharded changes where numbers are, not what they are.
 
 use super::*;
+use pyroclast_kernels::numbers::Numbers;
+
 use crate::layout::ALIGNMENT;
 use crate::shard::shard;
 use crate::testing::{all_of, position, ways};
@@ -52,10 +54,12 @@ fn run(group: &Arc<ProcessGroup>, setup: &Setup, count: usize) -> Result<End, Er
     let traffic =
         Traffic { messages: after.messages - before.messages, bytes: after.bytes - before.bytes };
     let state = strategy.state()?.into_iter();
-    let state = state.map(|entry| (entry.name, entry.info.path.clone(), entry.values)).collect();
+    let state = state
+        .map(|entry| (entry.name, entry.info.path.clone(), entry.values.as_slice().to_f32()))
+        .collect();
     let mut named = strategy.parameters(&model)?;
     named.sort_by(|a, b| a.info.path.cmp(&b.info.path));
-    let bits = |values: Vec<f32>| values.iter().map(|v| v.to_bits()).collect();
+    let bits = |values: Numbers| values.as_slice().to_f32().iter().map(|v| v.to_bits()).collect();
     let bits = named.into_iter().map(|n| (n.info.path, bits(n.values))).collect();
     Ok(End { bits, norms, state, traffic })
 }
@@ -134,11 +138,11 @@ fn state_and_weights_can_be_restored_in_every_way() {
     let saved = train(2, &setup, adamw(), 1).remove(0);
     let state = |name: &str, path: &str| {
         let entry = saved.state.iter().find(|(n, p, _)| *n == name && p == path);
-        entry.map(|(_, _, values)| values.clone())
+        entry.map(|(_, _, values)| Numbers::F32(values.clone()))
     };
     let weights = |path: &str| {
         let named = saved.bits.iter().find(|(known, _)| known == path);
-        named.map(|(_, bits)| bits.iter().map(|b| f32::from_bits(*b)).collect::<Vec<f32>>())
+        named.map(|(_, bits)| Numbers::F32(bits.iter().map(|b| f32::from_bits(*b)).collect()))
     };
     let continued = ways().map(|(_, setup)| {
         let ends = all_of(3, |group| {

@@ -168,9 +168,7 @@ fn read_deepspeed(path: &Path, context: &Context) -> Result<Translation, Error> 
     })?;
     // Flags may give other batch sizes than those from which these follow.
     let inferred = translated.sources.iter().filter(|(_, source)| source.ends_with(INFERRED));
-    let mut left_out: Vec<String> = inferred.map(|(key, _)| key.clone()).collect();
-    // It belongs to a precision that is refused by name.
-    left_out.push("loss_scale".to_owned());
+    let left_out: Vec<String> = inferred.map(|(key, _)| key.clone()).collect();
     left_out.iter().for_each(|key| drop(translated.settings.remove(key)));
     Ok(translated)
 }
