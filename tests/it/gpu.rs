@@ -2,6 +2,7 @@
 
 use pyroclast::gpt::{GptTask, TextData};
 use pyroclast::{Accelerator, Trainer, TrainerConfig};
+use pyroclast_kernels::numbers::Float;
 use pyroclast_tests::{Recorder, TINY, assert_close, golden_text};
 
 /// The GPU accelerator to test, if there is one.
@@ -28,9 +29,10 @@ pub(crate) fn device(test: &str) -> Option<burn::tensor::Device> {
     device.map(|device| device.expect("a device that was there a moment ago"))
 }
 
-fn losses(accelerator: &str, devices: usize, optimizer: &str) -> Vec<f64> {
+fn losses(accelerator: &str, devices: usize, optimizer: &str, precision: &str) -> Vec<f64> {
     let config = TrainerConfig {
         accelerator: accelerator.to_owned(),
+        precision: precision.to_owned(),
         devices,
         optimizer: optimizer.to_owned(),
         lr: if optimizer == "sgd" { 0.1 } else { 1e-3 },
@@ -59,11 +61,37 @@ fn losses(accelerator: &str, devices: usize, optimizer: &str) -> Vec<f64> {
 fn a_gpu_trains_as_the_cpu_does() {
     let Some(gpu) = gpu("a_gpu_trains_as_the_cpu_does") else { return };
     for (devices, optimizer) in [(1, "adamw"), (2, "sgd")] {
-        let cpu = losses("cpu", devices, optimizer);
-        for (step, (got, expected)) in losses(gpu, devices, optimizer).iter().zip(&cpu).enumerate()
-        {
+        let cpu = losses("cpu", devices, optimizer, "32-true");
+        let on_gpu = losses(gpu, devices, optimizer, "32-true");
+        for (step, (got, expected)) in on_gpu.iter().zip(&cpu).enumerate() {
             let what = format!("{gpu}, {devices} ranks, {optimizer}, row {step}");
             assert_close(*got, *expected, 1e-3, &what);
+        }
+    }
+}
+
+#[test]
+fn a_gpu_trains_in_16_bits_as_the_cpu_does_or_says_why_it_cannot() {
+    let test = "a_gpu_trains_in_16_bits_as_the_cpu_does_or_says_why_it_cannot";
+    let Some(gpu) = gpu(test) else { return };
+    let device = device(test).expect("a device");
+    for (precision, float) in [("16-mixed", Float::F16), ("bf16-mixed", Float::BF16)] {
+        if device.supports_dtype(float.dtype()) {
+            let cpu = losses("cpu", 2, "sgd", precision);
+            for (got, expected) in losses(gpu, 2, "sgd", precision).iter().zip(&cpu) {
+                assert_close(*got, *expected, 1e-2, &format!("{gpu}, {precision}"));
+            }
+        } else {
+            let config = TrainerConfig {
+                accelerator: gpu.to_owned(),
+                precision: precision.to_owned(),
+                max_steps: Some(1),
+                ..TrainerConfig::default()
+            };
+            let refused = Trainer::new(config).expect_err("it lacks the type").to_string();
+            let says =
+                format!("`{precision}` needs {float}, which this {gpu} device does not have");
+            assert!(refused.contains(&says) && refused.contains("f32"), "{refused}");
         }
     }
 }

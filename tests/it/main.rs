@@ -33,5 +33,11 @@ mod own_model;
 /// GPU devices compute what the CPU computes.
 mod gpu;
 
+/// Products of 16-bit matrices are summed in 32 bits.
+mod matmul;
+
+/// Numbers of 16 and of 64 bits, loss scales, and what happens where numbers end.
+mod precision;
+
 /// Which crate may use which, and other rules of the source tree.
 mod workspace;

@@ -9,6 +9,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use pyroclast_strategies::Unit;
 
 use super::config::{GptConfig, VOCABULARY};
+use crate::nn::{linear, matmul};
 
 /// A GPT. Every parameter lies in a unit, so that where parameters are sharded none stays whole from one
 /// end of a pass to the other.
@@ -40,7 +41,7 @@ fn normal(std: f64) -> Initializer {
     Initializer::Normal { mean: 0.0, std }
 }
 
-fn linear(input: usize, output: usize, std: f64, device: &Device) -> Linear {
+fn layer(input: usize, output: usize, std: f64, device: &Device) -> Linear {
     let mut linear = LinearConfig::new(input, output).with_initializer(normal(std)).init(device);
     let bias = Initializer::Zeros.init([output], device);
     linear.bias = Some(bias);
@@ -88,7 +89,7 @@ impl Gpt {
             block.forward(x, move |block, x| block.forward(x, mask.clone()))
         });
         let x = self.ln.forward(x, |ln, x| ln.forward(x));
-        self.head.forward(x, |head, x| head.forward(x))
+        self.head.forward(x, |head, x| linear(head, x))
     }
 }
 
@@ -98,31 +99,31 @@ impl Block {
         let residual = STD / (2.0 * config.layers as f64).sqrt();
         Self {
             ln1: norm(width, device),
-            qkv: linear(width, 3 * width, STD, device),
-            proj: linear(width, width, residual, device),
+            qkv: layer(width, 3 * width, STD, device),
+            proj: layer(width, width, residual, device),
             ln2: norm(width, device),
-            fc: linear(width, 4 * width, STD, device),
-            out: linear(4 * width, width, residual, device),
+            fc: layer(width, 4 * width, STD, device),
+            out: layer(4 * width, width, residual, device),
             heads: config.heads,
         }
     }
 
     /// `mask` is true where attention is forbidden, `[1, 1, length, length]`.
     fn forward(&self, x: Tensor<3>, mask: Tensor<4, Bool>) -> Tensor<3> {
-        let x = x.clone() + self.proj.forward(self.attend(self.ln1.forward(x), mask));
-        x.clone() + self.out.forward(gelu(self.fc.forward(self.ln2.forward(x))))
+        let x = x.clone() + linear(&self.proj, self.attend(self.ln1.forward(x), mask));
+        x.clone() + linear(&self.out, gelu(linear(&self.fc, self.ln2.forward(x))))
     }
 
     fn attend(&self, x: Tensor<3>, mask: Tensor<4, Bool>) -> Tensor<3> {
         let [batch, length, width] = x.dims();
         let head_width = width / self.heads;
-        let qkv = self.qkv.forward(x).reshape([batch, length, 3, self.heads, head_width]);
+        let qkv = linear(&self.qkv, x).reshape([batch, length, 3, self.heads, head_width]);
         let part = |index: usize| -> Tensor<4> {
             qkv.clone().narrow(2, index, 1).squeeze_dim::<4>(2).swap_dims(1, 2)
         };
         let (q, k, v) = (part(0), part(1), part(2));
-        let scores = q.matmul(k.swap_dims(2, 3)).div_scalar((head_width as f64).sqrt());
+        let scores = matmul(q, k.swap_dims(2, 3)).div_scalar((head_width as f64).sqrt());
         let weights = softmax(scores.mask_fill(mask, f64::NEG_INFINITY), 3);
-        weights.matmul(v).swap_dims(1, 2).reshape([batch, length, width])
+        matmul(weights, v).swap_dims(1, 2).reshape([batch, length, width])
     }
 }
