@@ -17,10 +17,15 @@ fn gpu(test: &str) -> Option<&'static str> {
     };
     let required = std::env::var("PYROCLAST_REQUIRE_GPU").is_ok_and(|value| value == "1");
     assert!(!required, "PYROCLAST_REQUIRE_GPU is set, but {reason}");
-    // Straight to the terminal: a test's captured output is not shown when it passes.
+    skip(test, &reason);
+    None
+}
+
+/// Says that a test, or a part of it, is left out, straight to the terminal: a test's captured output is not
+/// shown when it passes.
+pub(crate) fn skip(test: &str, reason: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "SKIP {test}: {reason}");
-    None
 }
 
 /// As [`gpu`], opened.
@@ -75,8 +80,10 @@ fn a_gpu_trains_in_16_bits_as_the_cpu_does_or_says_why_it_cannot() {
     let test = "a_gpu_trains_in_16_bits_as_the_cpu_does_or_says_why_it_cannot";
     let Some(gpu) = gpu(test) else { return };
     let device = device(test).expect("a device");
-    for (precision, float) in [("16-mixed", Float::F16), ("bf16-mixed", Float::BF16)] {
-        if device.supports_dtype(float.dtype()) {
+    for (precision, float) in
+        [("16-mixed", Float::F16), ("bf16-mixed", Float::BF16), ("64-true", Float::F64)]
+    {
+        if float.is_half() && device.supports_dtype(float.dtype()) {
             let cpu = losses("cpu", 2, "sgd", precision);
             for (got, expected) in losses(gpu, 2, "sgd", precision).iter().zip(&cpu) {
                 assert_close(*got, *expected, 1e-2, &format!("{gpu}, {precision}"));

@@ -75,11 +75,12 @@ fn products_of_halves_are_summed_in_f32() {
         assert!(cpu.supports_dtype(float.dtype()), "the CPU has every type");
         check(&cpu, float, "cpu");
     }
-    let Some(gpu) = crate::gpu::device("products_of_halves_are_summed_in_f32") else { return };
+    let test = "products_of_halves_are_summed_in_f32";
+    let Some(gpu) = crate::gpu::device(test) else { return };
     for float in [Float::F16, Float::BF16] {
         match gpu.supports_dtype(float.dtype()) {
             true => check(&gpu, float, "gpu"),
-            false => println!("SKIP {float}: the device does not have it"),
+            false => crate::gpu::skip(test, &format!("the device does not have {float}")),
         }
     }
 }

@@ -89,7 +89,7 @@ impl Gpt {
             block.forward(x, move |block, x| block.forward(x, mask.clone()))
         });
         let x = self.ln.forward(x, |ln, x| ln.forward(x));
-        self.head.forward(x, |head, x| linear(head, x))
+        self.head.forward(x, linear)
     }
 }
 

@@ -110,12 +110,19 @@ impl Check {
             return;
         }
         let Ok(device) = accelerator.device() else { return };
-        let has = |float: &Float| *float == Float::F32 || device.supports_dtype(float.dtype());
+        let is_shader = matches!(accelerator, Accelerator::Wgpu | Accelerator::Vulkan);
+        let has = |float: &Float| match float {
+            Float::F32 => true,
+            // What shaders can be asked for, they compute without exponentials.
+            Float::F64 if is_shader => false,
+            float => device.supports_dtype(float.dtype()),
+        };
         let Some(missing) = needed.iter().find(|float| !has(float)) else { return };
         let there: Vec<&str> =
             Float::ALL.iter().filter(|float| has(float)).map(|f| f.name()).collect();
         let reason = match (accelerator, missing) {
             (Accelerator::Wgpu, Float::BF16) => ": WGSL has no such type",
+            (_, Float::F64) if is_shader => ": shaders have no exponentials in f64",
             (Accelerator::Wgpu, Float::F16) => ": its driver does not have shader-f16",
             _ => "",
         };

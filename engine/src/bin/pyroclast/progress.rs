@@ -17,6 +17,8 @@ pub(crate) struct Progress {
     /// Moving averages, so that the figures can be read: tokens per second, and seconds per step.
     rate: Option<f64>,
     step_seconds: Option<f64>,
+    /// Steps of this run whose gradients overflowed.
+    skipped: u64,
 }
 
 impl Progress {
@@ -24,7 +26,15 @@ impl Progress {
     pub(crate) fn new(every: u64) -> Self {
         let is_watched = std::io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        Self { bar, every: every.max(1), last_step: 0, is_watched, rate: None, step_seconds: None }
+        Self {
+            bar,
+            every: every.max(1),
+            last_step: 0,
+            is_watched,
+            rate: None,
+            step_seconds: None,
+            skipped: 0,
+        }
     }
 
     fn line(&self, metrics: &Metrics) -> String {
@@ -32,7 +42,19 @@ impl Progress {
         let rate = grouped(self.rate.unwrap_or(0.0) as u64);
         let left = self.step_seconds.unwrap_or(0.0) * (self.last_step - metrics.step) as f64;
         let (minutes, seconds) = (left as u64 / 60, left as u64 % 60);
-        format!("loss {loss:.4}   {rate} tokens/s   {minutes}:{seconds:02} left")
+        let scale = self.scale(metrics);
+        let norm = metrics.grad_norm.map(|norm| format!("   norm {norm:.2}")).unwrap_or_default();
+        format!("loss {loss:.4}{norm}{scale}   {rate} tokens/s   {minutes}:{seconds:02} left")
+    }
+
+    /// The loss scale, and how many steps it has cost, where there is one.
+    fn scale(&self, metrics: &Metrics) -> String {
+        let Some(scale) = metrics.loss_scale else { return String::new() };
+        let skipped = match self.skipped {
+            0 => String::new(),
+            count => format!(", {count} skipped"),
+        };
+        format!("   scale {scale}{skipped}")
     }
 }
 
@@ -58,6 +80,7 @@ impl Callback for Progress {
         };
         average(&mut self.rate, metrics.tokens_per_s);
         average(&mut self.step_seconds, metrics.step_ms.map(|ms| ms / 1e3));
+        self.skipped += u64::from(metrics.skipped);
         let is_due = metrics.step.is_multiple_of(self.every) || metrics.step == self.last_step;
         if self.is_watched {
             self.bar.set_position(metrics.step);
