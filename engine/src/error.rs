@@ -127,6 +127,14 @@ pub enum Error {
         /// How it ended.
         status: std::process::ExitStatus,
     },
+    /// Another rank could not save its part of a checkpoint. There is none.
+    #[error("rank {rank} could not save: {problem}")]
+    Saving {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        problem: String,
+    },
     /// The file system refused.
     #[error("{action} {}: {source}", path.display())]
     Io {

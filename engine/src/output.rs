@@ -85,7 +85,7 @@ impl RunFolder {
     ///
     /// # Errors
     ///
-    /// As [`checkpoint::load`]; [`Error::Config`] if a named checkpoint is not there.
+    /// As [`Checkpoint::open`]; [`Error::Config`] if a named checkpoint is not there.
     pub(crate) fn resume(
         folder: Option<&Self>,
         resume: &Resume,
@@ -95,7 +95,7 @@ impl RunFolder {
             (Resume::IfPresent, Some(folder)) => checkpoint::newest(&folder.checkpoints())?,
             (Resume::From(path), _) => Some(checkpoint_in(path)?),
         };
-        path.as_deref().map(checkpoint::load).transpose()
+        path.as_deref().map(Checkpoint::open).transpose()
     }
 
     /// The folder.

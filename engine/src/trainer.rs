@@ -4,6 +4,7 @@ mod agreement;
 mod initialise;
 mod progress;
 mod rank;
+mod save;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,6 +5,7 @@
 
 mod agree;
 mod persist;
+mod pieces;
 mod setup;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use pyroclast_kernels::numbers::Numbers;
 
 pub use self::agree::Culprit;
 pub use self::persist::StateEntry;
+pub use self::pieces::{Piece, PieceOf, Pieces};
 pub use self::setup::{Anomalies, Setup, Unused};
 use crate::buckets::{Counts, GradientBuckets, MicroBatch};
 use crate::error::Error;

@@ -46,7 +46,8 @@ mod weights;
 pub use buckets::{Counts, MicroBatch};
 pub use collectives::{Algorithm, CostModel, Element, ReduceOp, Workload};
 pub use data_parallel::{
-    Anomalies, Culprit, DataParallel, GradientScale, Setup, StateEntry, Unused,
+    Anomalies, Culprit, DataParallel, GradientScale, Piece, PieceOf, Pieces, Setup, StateEntry,
+    Unused,
 };
 pub use description::{Description, Dtype, GroupId, Operation};
 pub use error::Error;

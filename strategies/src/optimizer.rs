@@ -285,30 +285,16 @@ impl FlatOptimizer {
         self.units[unit].masters.as_ref()
     }
 
-    /// Overwrites the owned part of a unit's master weights, given the whole unit's, if it has any.
-    pub(crate) fn set_masters(&mut self, unit: usize, all: &Numbers) {
-        let UnitState { owned, masters, .. } = &mut self.units[unit];
-        if let Some(masters) = masters {
-            masters.as_mut().copy_from(all.part(owned.clone()));
+    /// Overwrites the owned part of a unit's master weights, if it has any.
+    pub(crate) fn set_masters(&mut self, unit: usize, owned: Slice<'_>) {
+        if let Some(masters) = &mut self.units[unit].masters {
+            masters.as_mut().copy_from(owned);
         }
     }
 
-    /// Overwrites what is owned of the state of one parameter, given all of it. `name` is the
-    /// position of the state's name.
-    pub(crate) fn set_state(
-        &mut self,
-        unit: usize,
-        name: usize,
-        range: &Range<usize>,
-        all: Slice<'_>,
-    ) {
-        let UnitState { owned, state, .. } = &mut self.units[unit];
-        let target = within(range, owned);
-        if !target.is_empty() {
-            let start = owned.start + target.start - range.start;
-            let source = all.part(start..start + target.len());
-            state[name].part_mut(target).copy_from(source);
-        }
+    /// One of the states of the owned part of a unit, by the position of its name.
+    pub(crate) fn state_mut(&mut self, unit: usize, name: usize) -> &mut Numbers {
+        &mut self.units[unit].state[name]
     }
 
     pub(crate) fn set_steps(&mut self, steps: u64) {

@@ -198,3 +198,86 @@ fn weights_that_are_no_numbers_are_not_saved() {
     assert!(matches!(error, Error::WeightsNotFinite { step: 1, .. }), "{error}");
     assert_eq!(std::fs::read_dir(out.join("checkpoints")).expect("the folder").count(), 0);
 }
+
+/// Losses of the steps from `first` on.
+fn losses_from(out: &Path, first: u64) -> Vec<f64> {
+    let text = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+    let rows = text.lines().map(|line| serde_json::from_str::<Metrics>(line).expect("a row"));
+    let rows = rows.filter(|row| row.split == pyroclast::Split::Train && row.step >= first);
+    rows.map(|row| row.loss.expect("a loss")).collect()
+}
+
+/// Saved by some ranks under a strategy, a run continues under any other with any number of ranks: the same
+/// samples, none twice and none left out, and the same losses.
+#[test]
+fn what_any_ranks_save_any_others_continue() {
+    let ways = ["single", "ddp", "zero1", "zero2", "zero3", "fsdp"];
+    let folder = tempfile::tempdir().expect("a folder");
+    let task = GptTask::new(TINY);
+    // 12 samples a step, whoever takes them.
+    let fit = |out: &Path, (way, world): (&str, usize), steps, resume: bool| {
+        let config = TrainerConfig {
+            strategy: way.into(),
+            devices: world,
+            resume: resume.then(|| "auto".to_owned()),
+            ..config(out, steps)
+        };
+        let trainer = Trainer::new(config).expect("a configuration");
+        { trainer }.fit(&task, &data(12 / world)).expect("a run");
+    };
+    let whole = folder.path().join("whole");
+    fit(&whole, ("single", 1), 6, false);
+    let expected = losses_from(&whole, 4);
+    let is_full = std::env::var_os("PYROCLAST_FULL").is_some();
+    let place = |way: &str, world: usize| if way == "single" { 1 } else { world };
+    for (from, first) in ways.iter().enumerate() {
+        for (to, second) in ways.iter().enumerate() {
+            for (saves, loads) in (1..=4).flat_map(|a| (1..=4).map(move |b| (a, b))) {
+                // A cover in which every way meets every other, and every world every other.
+                let is_covered =
+                    (from + to + saves) % 4 == loads % 4 && (from + 2 * to) % 4 == saves % 4;
+                if !(is_full || is_covered) {
+                    continue;
+                }
+                let what = format!("{first} on {saves}, then {second} on {loads}");
+                let out = folder.path().join(what.replace(' ', "-"));
+                fit(&out, (first, place(first, saves)), 3, false);
+                fit(&out, (second, place(second, loads)), 6, true);
+                let got = losses_from(&out, 4);
+                assert_eq!(got.len(), expected.len(), "{what}");
+                for (got, expected) in got.iter().zip(&expected) {
+                    assert!((got - expected).abs() < 1e-5, "{what}: {got} {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// A run may continue in another precision: master weights are the same numbers.
+#[test]
+fn a_run_may_continue_in_another_precision() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let task = GptTask::new(TINY);
+    let fit = |out: &str, precision: &str, steps, resume: bool| {
+        let config = TrainerConfig {
+            precision: precision.to_owned(),
+            resume: resume.then(|| "auto".to_owned()),
+            ..config(&folder.path().join(out), steps)
+        };
+        Trainer::new(config).expect("a configuration").fit(&task, &data(6)).expect("a run")
+    };
+    fit("whole", "32-true", 8, false);
+    let expected = losses_from(&folder.path().join("whole"), 6);
+    for (first, second, tolerance) in [
+        ("64-true", "32-true", 1e-5),
+        ("32-true", "64-true", 1e-5),
+        ("32-true", "bf16-mixed", 2e-2),
+    ] {
+        let out = format!("{first}-{second}");
+        fit(&out, first, 5, false);
+        fit(&out, second, 8, true);
+        for (got, expected) in losses_from(&folder.path().join(&out), 6).iter().zip(&expected) {
+            assert!((got - expected).abs() < tolerance, "{out}: {got} {expected}");
+        }
+    }
+}

@@ -52,17 +52,9 @@ impl TensorFile {
         let mut tensors = BTreeMap::new();
         for (name, info) in metadata.tensors() {
             let TensorInfo { dtype, shape, data_offsets } = info;
-            let float = match dtype {
-                Dtype::F64 => Float::F64,
-                Dtype::F32 => Float::F32,
-                Dtype::F16 => Float::F16,
-                Dtype::BF16 => Float::BF16,
-                _ => {
-                    let problem =
-                        format!("`{name}` is {dtype:?}; this version reads F64, F32, F16, BF16");
-                    return Err(bad(problem));
-                }
-            };
+            let float = float_of(*dtype).ok_or_else(|| {
+                bad(format!("`{name}` is {dtype:?}; this version reads F64, F32, F16, BF16"))
+            })?;
             let start = start + data_offsets.0 as u64;
             let place = Place { shape: shape.clone(), float, start };
             tensors.insert(name, place);
@@ -107,6 +99,17 @@ impl TensorFile {
             numbers.as_mut().as_bytes().chunks_mut(float.size()).for_each(<[u8]>::reverse);
         }
         Ok(numbers)
+    }
+}
+
+/// The type that safetensors calls so, if it is one of floats.
+pub(super) fn float_of(dtype: Dtype) -> Option<Float> {
+    match dtype {
+        Dtype::F64 => Some(Float::F64),
+        Dtype::F32 => Some(Float::F32),
+        Dtype::F16 => Some(Float::F16),
+        Dtype::BF16 => Some(Float::BF16),
+        _ => None,
     }
 }
 

@@ -1,13 +1,16 @@
 //! A rank's model before its first step: built, or restored from a checkpoint.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor};
-use pyroclast_strategies::{DataParallel, ProcessGroup, UnitPolicy, any_recomputes};
+use pyroclast_strategies::{
+    DataParallel, ParamInfo, PieceOf, ProcessGroup, UnitPolicy, any_recomputes,
+};
 use serde_json::Value;
 
 use super::rank::Shared;
-use crate::checkpoint::{Checkpoint, Lookup, Manifest, by_path};
+use crate::checkpoint::{Checkpoint, Manifest};
 use crate::error::{Error, Mistake};
 use crate::step::{hash, user};
 use crate::task::{RankContext, TrainModule};
@@ -138,34 +141,56 @@ pub(super) fn agree(resumed: Option<&Checkpoint>, group: &ProcessGroup) -> Resul
 
 /// A number that is different for different checkpoints, by their checksums.
 fn fingerprint(manifest: &Manifest) -> u32 {
-    let checksums = manifest.checksums.values().flat_map(|checksum| checksum.bytes());
-    hash(checksums.chain(manifest.step.to_le_bytes()))
+    let blocks = manifest.files.values().flat_map(|file| &file.blocks);
+    hash(blocks.flat_map(|checksum| checksum.bytes()).chain(manifest.step.to_le_bytes()))
 }
 
-/// Gives model and strategy what the checkpoint holds.
+/// Gives model and strategy what the checkpoint holds. Each rank reads what it stores, and no more.
 pub(super) fn restore<M: Module>(
     model: M,
     strategy: &mut DataParallel,
     checkpoint: &Checkpoint,
 ) -> Result<M, Error> {
-    let mut lookup = Lookup::new(&checkpoint.model, by_path);
-    let mut failed = None;
-    let state = |name: &str, path: &str| {
-        let (file, name) = (&checkpoint.optimizer, format!("{name}.{path}"));
-        file.shape(&name)?;
-        file.read(&name).map_err(|error| failed = Some(error)).ok()
-    };
-    let step = checkpoint.manifest.step - checkpoint.manifest.skipped;
-    let restored = strategy.restore(model, step, |info| lookup.numbers(info), state);
-    failed.map_or(Ok(()), Err)?;
-    lookup.finish().map_err(|problem| {
+    let infos = strategy.param_infos(&model);
+    same_model(&infos, checkpoint).map_err(|problem| {
         Error::setting("resume", format!("the checkpoint is of another model: {problem}"))
     })?;
+    let mut failed = None;
+    let mut source = |of: PieceOf, info: &ParamInfo, range: Range<usize>| {
+        checkpoint.read(of.name(), &info.path, range).map_err(|error| {
+            let told = pyroclast_strategies::Error::MissingValues(info.path.clone());
+            failed = Some(error);
+            told
+        })
+    };
+    let steps = checkpoint.manifest.step - checkpoint.manifest.skipped;
+    let restored = strategy.restore(model, steps, &mut source);
+    failed.map_or(Ok(()), Err)?;
     restored.map_err(|error| Error::setting("resume", error.to_string()))
 }
 
+/// Whether a checkpoint has just the parameters and buffers of a model.
+fn same_model(infos: &[ParamInfo], checkpoint: &Checkpoint) -> Result<(), String> {
+    let tensors = &checkpoint.manifest.tensors;
+    for ParamInfo { path, shape } in infos {
+        match tensors.get(path) {
+            None => return Err(format!("`{path}` is missing")),
+            Some(tensor) if tensor.shape != *shape => {
+                let found = &tensor.shape;
+                return Err(format!("`{path}` has shape {found:?}, but the model's has {shape:?}"));
+            }
+            Some(_) => {}
+        }
+    }
+    let is_known = |path: &&String| infos.iter().any(|info| info.path == **path);
+    match tensors.keys().find(|path| !is_known(path)) {
+        Some(path) => Err(format!("the model has no `{path}`")),
+        None => Ok(()),
+    }
+}
+
 /// Settings that make another training of it when they change.
-const IDENTITY: [&str; 10] = [
+const IDENTITY: [&str; 9] = [
     "seed",
     "optimizer",
     "sampling",
@@ -175,7 +200,6 @@ const IDENTITY: [&str; 10] = [
     "context",
     "val_split",
     "decay_all",
-    "precision",
 ];
 
 /// Refuses a checkpoint of another training.

@@ -8,14 +8,13 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use pyroclast_kernels::gradient;
-use pyroclast_kernels::numbers::Slice;
 use pyroclast_precision::{AtMinimum, Scaler};
-use pyroclast_strategies::{DataParallel, ProcessGroup, Rate, ReduceOp, StateEntry};
+use pyroclast_strategies::{DataParallel, ProcessGroup, Rate, ReduceOp};
 
 use super::agreement::agree_on_settings;
 use super::initialise::{Randomness, Started, agree, check_identity, restore, start};
 use super::progress::Progress;
+use super::save::save;
 use super::{Fitted, StopReason};
 use crate::callback::{Action, Callback, RunInfo};
 use crate::checkpoint::{self, Manifest};
@@ -433,20 +432,11 @@ impl<T: TrainModule> Rank<'_, T> {
         Ok(self.group.barrier()?)
     }
 
-    /// Saves the run as it is now, with what the ranks hold between them; rank 0 writes. A resumed run
-    /// that has taken no step keeps the checkpoint that it came from.
+    /// Saves the run as it is now. A resumed run that has taken no step keeps the checkpoint that it came from.
     fn save(&self, model: &T::Model, strategy: &DataParallel) -> Result<(), Error> {
-        // Only rank 0 may know of a folder.
-        let saves = self.is_first() && self.shared.folder.is_some();
-        let saves = self.group.broadcast(vec![u8::from(saves)], 0).wait()? == [1];
-        if !saves || self.progress.step == self.progress.first_step {
+        if self.progress.step == self.progress.first_step {
             return Ok(());
         }
-        let state = strategy.state()?;
-        let parameters = strategy.parameters(model)?;
-        let Some(folder) = self.shared.folder.as_ref().filter(|_| self.is_first()) else {
-            return Ok(());
-        };
         let manifest = Manifest {
             format: checkpoint::FORMAT,
             step: self.progress.step,
@@ -455,28 +445,13 @@ impl<T: TrainModule> Rank<'_, T> {
             samples: self.progress.samples,
             tokens: self.progress.tokens,
             dataset_len: self.progress.epoch_len,
+            world: self.context.world,
             config: self.shared.config.clone(),
-            checksums: BTreeMap::new(),
+            tensors: BTreeMap::new(),
+            files: BTreeMap::new(),
         };
-        let is_broken = |values: Slice<'_>| gradient::first_not_finite(values).is_some();
-        let broken = parameters.iter().find(|named| is_broken(named.values.as_slice()));
-        if let Some(named) = broken {
-            let (step, path) = (self.progress.step, named.info.path.clone());
-            return Err(Error::WeightsNotFinite { step, path });
-        }
-        let model: Vec<checkpoint::Entry<'_>> = parameters
-            .iter()
-            .map(|named| {
-                (named.info.path.clone(), named.info.shape.clone(), named.values.as_slice())
-            })
-            .collect();
-        let optimizer: Vec<checkpoint::Entry<'_>> = state
-            .iter()
-            .map(|StateEntry { name, info, values }| {
-                (format!("{name}.{}", info.path), info.shape.clone(), values.as_slice())
-            })
-            .collect();
-        checkpoint::save(&folder.checkpoints(), manifest, &model, &optimizer).map(drop)
+        let folder = self.shared.folder.as_ref().map(RunFolder::checkpoints);
+        save((&self.group, strategy), model, folder.as_deref(), manifest).map(drop)
     }
 }
 

@@ -7,11 +7,11 @@ use pyroclast_kernels::numbers::Numbers;
 use super::DataParallel;
 use crate::error::Error;
 use crate::layout::{Kind, Layout, ParamInfo};
-use crate::parameters::{self, NamedValues};
+use crate::parameters::NamedValues;
 use crate::run::Run;
 use crate::shard::shard;
 use crate::stage::Stage;
-use crate::weights::{Weights, fill, hollow_out};
+use crate::weights::{Weights, fill};
 
 /// One name of the optimizer's state for one parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,96 +139,9 @@ impl DataParallel {
             (Kind::Frozen, None, None) | (Kind::Frozen, Some(_), None) => Ok(Numbers::default()),
         }
     }
-
-    /// Continues from saved numbers, after `steps` steps. `weights` gets every parameter and buffer,
-    /// `state` a state's name and a parameter's path.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::MissingValues`] or [`Error::WrongLength`].
-    pub fn restore<M: Module>(
-        &mut self,
-        model: M,
-        steps: u64,
-        mut weights: impl FnMut(&ParamInfo) -> Option<Numbers>,
-        mut state: impl FnMut(&str, &str) -> Option<Numbers>,
-    ) -> Result<M, Error> {
-        self.optimizer.set_steps(steps);
-        let run = std::sync::Arc::clone(&self.run);
-        let Run { layout, device, .. } = &*run;
-        for (unit, slot) in layout.slots() {
-            let path = &slot.info.path;
-            for (position, name) in self.optimizer.state_names().iter().enumerate() {
-                let values = state(name, path)
-                    .ok_or_else(|| Error::MissingValues(format!("{name}.{path}")))?;
-                check_length(path, slot.range.len(), values.len())?;
-                self.optimizer.set_state(unit, position, &slot.range, values.as_slice());
-            }
-        }
-        let mut missing = None;
-        let model = parameters::write_where(model, |id, info| {
-            let is_untrained = layout.stored(id).is_none();
-            let values = is_untrained.then(|| weights(info))?;
-            if values.is_none() {
-                missing.get_or_insert_with(|| info.path.clone());
-            }
-            values
-        })?;
-        if let Some(path) = missing {
-            return Err(Error::MissingValues(path));
-        }
-        let model = match self.gathers() {
-            Some(_) => model,
-            None => hollow_out(model, layout, device, |_| true),
-        };
-        self.set_weights(layout, &mut weights)?;
-        Ok(self.filled(model))
-    }
-
-    fn set_weights(
-        &mut self,
-        layout: &Layout,
-        weights: &mut impl FnMut(&ParamInfo) -> Option<Numbers>,
-    ) -> Result<(), Error> {
-        if let Some(gathers) = self.gathers() {
-            gathers.forget_persistent();
-        }
-        for (unit, kind) in buffers(layout) {
-            let (slots, len) = layout.units[unit].buffer(kind);
-            let types = layout.units[unit].types;
-            let mut all = Numbers::zeros(types.params, len);
-            for slot in slots {
-                let path = &slot.info.path;
-                let values =
-                    weights(&slot.info).ok_or_else(|| Error::MissingValues(path.clone()))?;
-                check_length(path, slot.range.len(), values.len())?;
-                all.part_mut(slot.range.clone()).copy_from(values.as_slice());
-            }
-            if kind == Kind::Trained {
-                self.optimizer.set_masters(unit, &all);
-            }
-            let Run { group, device, .. } = &*self.run;
-            let own = shard(len, group.world(), group.rank());
-            match self.gathers() {
-                Some(gathers) => gathers.with_shard(unit, kind, |mut shard| {
-                    shard.copy_from(all.part(own));
-                }),
-                None => {
-                    let weights = FlatTensor::new(all.into_float(types.compute), device);
-                    *self.lent[unit].of_mut(kind) = weights;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Every flat buffer: its unit, and which of the unit's it is.
 fn buffers(layout: &Layout) -> impl Iterator<Item = (usize, Kind)> + use<> {
     (0..layout.units.len()).flat_map(|unit| Kind::ALL.map(|kind| (unit, kind)))
-}
-
-fn check_length(path: &str, expected: usize, found: usize) -> Result<(), Error> {
-    let path = path.to_owned();
-    if expected == found { Ok(()) } else { Err(Error::WrongLength { path, expected, found }) }
 }

@@ -1,7 +1,7 @@
 //! `pyroclast generate`.
 
 use burn::module::Module;
-use pyroclast::checkpoint;
+use pyroclast::checkpoint::{self, Checkpoint};
 use pyroclast::gpt::generate::{self, Request};
 use pyroclast::gpt::{Gpt, GptConfig};
 use pyroclast::output::RunFolder;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Error> {
             return Err(misuse("from", problem));
         }
     };
-    let checkpoint = checkpoint::load(&path)?;
+    let checkpoint = Checkpoint::open(&path)?;
     let wrong = |problem: String| misuse("from", format!("{}: {problem}", path.display()));
     let config: GptConfig = serde_json::from_value(checkpoint.manifest.config.clone())
         .map_err(|error| wrong(format!("is not of a GPT: {error}")))?;

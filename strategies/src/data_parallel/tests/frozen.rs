@@ -6,11 +6,11 @@ use burn::backend::Flex;
 use burn::nn::Linear;
 
 use super::*;
-use pyroclast_kernels::numbers::{Float, Numbers};
+use pyroclast_kernels::numbers::Numbers;
 
 use crate::memory::Category;
 use crate::testing::{all_of, numbered, ways};
-use crate::{Setup, Stage};
+use crate::{PieceOf, Setup, Stage};
 
 #[derive(Module, Debug)]
 struct Tuned {
@@ -151,13 +151,11 @@ fn frozen_parameters_are_restored() {
     for (name, setup) in ways() {
         let ranks = all_of(2, |group| {
             let (model, mut strategy) = DataParallel::new(Tuned::new(&device), group, &setup)?;
-            let two = |info: &crate::ParamInfo| {
-                Some(Numbers::F32(vec![2.0; info.shape.iter().product()]))
+            let mut source = |of: PieceOf, _: &crate::ParamInfo, range: std::ops::Range<usize>| {
+                let value = if of == PieceOf::Weights { 2.0 } else { 0.0 };
+                Ok(Some(Numbers::F32(vec![value; range.len()])))
             };
-            let state = |_: &str, path: &str| {
-                Some(Numbers::zeros(Float::F32, if path.ends_with("bias") { 5 } else { 25 }))
-            };
-            let model = strategy.restore(model, 3, two, state)?;
+            let model = strategy.restore(model, 3, &mut source)?;
             let model = strategy.whole(model)?;
             Ok((group.rank() == 0).then(|| bits(&model)))
         });

@@ -3,13 +3,13 @@
 use burn::module::Param;
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{DType, Device};
-use pyroclast_kernels::numbers::{Float, Numbers};
+use pyroclast_kernels::numbers::{Float, Numbers, Slice};
 use pyroclast_precision::{Precision, Types};
 
 use super::*;
 use crate::memory::Category;
 use crate::testing::{Block, all_of, numbered, on_ranks, position, ways};
-use crate::{Anomalies, Setup, Stage, UnitPolicy, UnitTypes};
+use crate::{Anomalies, PieceOf, Setup, Stage, UnitPolicy, UnitTypes};
 
 /// Blocks, all parameters of which are in units.
 #[derive(Module, Debug)]
@@ -132,47 +132,43 @@ fn what_is_saved_and_restored_is_the_master_weights() {
     let loss = |model: &Deep| model.loss(2, &device);
     for (name, setup) in ways() {
         let setup = with_types(&setup, Precision::BF16Mixed.types());
+        let pieces = std::sync::Mutex::new(vec![]);
         all_of(2, |group| {
             let (mut model, mut strategy) = DataParallel::new(Deep::new(&device), group, &setup)?;
             for _ in 0..2 {
                 model = step((model, &mut strategy), &[&loss])?;
             }
-            let parts = (saved(&strategy, &model)?, strategy.state()?);
-            let bytes = |numbers: &Numbers| numbers.as_slice().to_f64();
-            // Rank 0 has all; it tells the others.
-            let tell = |values: Vec<f64>| group.broadcast(values, 0).wait();
-            let shapes: Vec<(String, usize)> = strategy
-                .layout()
-                .slots()
-                .map(|(_, slot)| (slot.info.path.clone(), slot.info.num_elements()))
-                .collect();
-            let mut weights = std::collections::HashMap::new();
-            let mut state = std::collections::HashMap::new();
-            for (path, len) in &shapes {
-                let own = parts.0.iter().find(|(known, _)| known == path);
-                let own = own.map_or(vec![0.0; *len], |(_, values)| bytes(values));
-                weights.insert(path.clone(), Numbers::F64(tell(own)?).into_float(Float::F32));
-                for moment in ["exp_avg", "exp_avg_sq"] {
-                    let is = |entry: &&crate::StateEntry<'_>| {
-                        entry.name == moment && entry.info.path == *path
-                    };
-                    let own = parts.1.iter().find(is);
-                    let own = own.map_or(vec![0.0; *len], |entry| bytes(&entry.values));
-                    let values = Numbers::F64(tell(own)?).into_float(Float::F32);
-                    state.insert((moment.to_owned(), path.clone()), values);
-                }
-            }
+            let mut own = vec![];
+            strategy.own_pieces(&model, |piece| {
+                let key = (piece.of, piece.info.path.clone(), piece.range.start);
+                own.push((key, piece.values.to_numbers()));
+            })?;
+            // The other ranks' are read from what all have written.
+            pieces.lock().expect("no panic").extend(own);
+            group.barrier()?;
             let steps = strategy.steps();
             let model = step((model, &mut strategy), &[&loss])?;
             let expected = saved(&strategy, &model)?;
             drop((model, strategy));
             let (again, mut strategy) = DataParallel::new(Deep::new(&device), group, &setup)?;
-            let again = strategy.restore(
-                again,
-                steps,
-                |info| weights.get(&info.path).cloned(),
-                |name, path| state.get(&(name.to_owned(), path.to_owned())).cloned(),
-            )?;
+            let mut source =
+                |of: PieceOf, info: &crate::ParamInfo, range: std::ops::Range<usize>| {
+                    let pieces = pieces.lock().expect("no panic");
+                    let mut found = Numbers::zeros(Float::F32, range.len());
+                    for ((piece_of, path, start), values) in pieces.iter() {
+                        if (*piece_of, path) != (of, &info.path) {
+                            continue;
+                        }
+                        for (at, value) in values.as_slice().to_f32().into_iter().enumerate() {
+                            if range.contains(&(start + at)) {
+                                let at = start + at - range.start;
+                                found.part_mut(at..at + 1).copy_from(Slice::F32(&[value]));
+                            }
+                        }
+                    }
+                    Ok(Some(found))
+                };
+            let again = strategy.restore(again, steps, &mut source)?;
             let again = step((again, &mut strategy), &[&loss])?;
             assert_eq!(saved(&strategy, &again)?, expected, "{name}");
             Ok(())

@@ -6,7 +6,7 @@ use pyroclast_kernels::numbers::Numbers;
 use crate::layout::ALIGNMENT;
 use crate::shard::shard;
 use crate::testing::{all_of, position, ways};
-use crate::{Optimizer, Setup, Stage, Traffic};
+use crate::{Optimizer, PieceOf, Setup, Stage, Traffic};
 
 fn adamw() -> Optimizer {
     Optimizer::default()
@@ -147,7 +147,15 @@ fn state_and_weights_can_be_restored_in_every_way() {
     let continued = ways().map(|(_, setup)| {
         let ends = all_of(3, |group| {
             let (net, mut strategy) = DataParallel::new(Net::new(&device), group, &setup)?;
-            let net = strategy.restore(net, 2, |info| weights(&info.path), state)?;
+            let mut source =
+                |of: PieceOf, info: &crate::ParamInfo, range: std::ops::Range<usize>| {
+                    let all = match of {
+                        PieceOf::Weights => weights(&info.path),
+                        PieceOf::State(name) => state(name, &info.path),
+                    };
+                    Ok(all.map(|all: Numbers| all.part(range).to_numbers()))
+                };
+            let net = strategy.restore(net, 2, &mut source)?;
             let loss = |net: &Net| net.loss(2 + group.rank(), &device);
             let net = step((net, &mut strategy), &[&loss])?;
             // Only rank 0 gets the whole of what is sharded.

@@ -1,0 +1,248 @@
+//! Writing: every rank its own file, rank 0 the manifest, which makes a checkpoint of them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pyroclast_kernels::numbers::{Float, Slice};
+use pyroclast_strategies::{ParamInfo, PieceOf};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::manifest::{self, FileEntry, Manifest, TensorEntry, file_of};
+use super::{BLOCK, disk};
+use crate::error::Error;
+
+/// Where a checkpoint is while it is written, and where it will be.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    temporary: PathBuf,
+    path: PathBuf,
+}
+
+/// What one rank has written.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Written {
+    pub(crate) file: Option<FileEntry>,
+    pub(crate) tensors: BTreeMap<String, TensorEntry>,
+}
+
+impl Draft {
+    /// Of step `step`, in `folder`.
+    pub(crate) fn new(folder: &Path, step: u64) -> Self {
+        let name = format!("step-{step:08}");
+        Self { temporary: folder.join(format!(".{name}")), path: folder.join(name) }
+    }
+
+    /// Makes the folder, on rank 0, before anybody writes. What a crash has left there is removed.
+    pub(crate) fn create(&self) -> Result<(), Error> {
+        if self.temporary.exists() {
+            disk::remove_folder(&self.temporary)?;
+        }
+        disk::create_folder(&self.temporary)
+    }
+
+    /// Whether the folder that rank 0 has made can be seen from here.
+    pub(crate) fn is_there(&self) -> bool {
+        self.temporary.is_dir()
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Begins a rank's file.
+    pub(crate) fn shard(&self, rank: usize) -> Shard {
+        Shard { path: self.temporary.join(file_of(rank)), header: Header::default() }
+    }
+
+    /// Writes the manifest, on rank 0, once all ranks have written their files; and gives the checkpoint its
+    /// name.
+    pub(crate) fn finish(&self, manifest: &Manifest) -> Result<PathBuf, Error> {
+        let path = self.temporary.join(manifest::NAME);
+        let text = serde_json::to_vec_pretty(manifest)
+            .map_err(|error| Error::io("writing", &path)(io::Error::from(error)))?;
+        let mut file = disk::create(&path)?;
+        disk::write(&mut file, &path, &text)?;
+        disk::sync(&path)?;
+        disk::sync(&self.temporary)?;
+        disk::rename(&self.temporary, &self.path)?;
+        if let Some(parent) = self.path.parent() {
+            disk::sync(parent)?;
+        }
+        Ok(self.path.clone())
+    }
+
+    /// Removes what was written, after a failure.
+    pub(crate) fn discard(&self) {
+        if self.temporary.exists() {
+            // The error that matters is the one that came before.
+            let _ = disk::remove_folder(&self.temporary);
+        }
+    }
+}
+
+/// The header of a safetensors file.
+#[derive(Debug, Default)]
+struct Header {
+    tensors: BTreeMap<String, HeaderEntry>,
+    order: Vec<String>,
+    end: u64,
+    written: BTreeMap<String, TensorEntry>,
+}
+
+#[derive(Debug, Serialize)]
+struct HeaderEntry {
+    dtype: &'static str,
+    shape: [usize; 1],
+    data_offsets: [u64; 2],
+}
+
+/// A rank's file that is about to be written. Its pieces are announced before they are written, in the same
+/// order: so no more than one is in memory.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    path: PathBuf,
+    header: Header,
+}
+
+impl Shard {
+    /// Announces a piece: `len` numbers from element `start` of a parameter.
+    pub(crate) fn announce(
+        &mut self,
+        of: PieceOf,
+        info: &ParamInfo,
+        start: usize,
+        values: Slice<'_>,
+    ) {
+        let header = &mut self.header;
+        let name = piece_name(of.name(), &info.path, start);
+        let end = header.end + (values.len() * values.float().size()) as u64;
+        let entry = HeaderEntry {
+            dtype: safetensors_name(values.float()),
+            shape: [values.len()],
+            data_offsets: [header.end, end],
+        };
+        header.end = end;
+        header.order.push(name.clone());
+        header.tensors.insert(name, entry);
+        let tensor = header.written.entry(info.path.clone()).or_insert_with(|| TensorEntry {
+            shape: info.shape.clone(),
+            dtype: String::new(),
+            states: BTreeMap::new(),
+        });
+        let float = values.float().name().to_owned();
+        match of {
+            PieceOf::Weights => tensor.dtype = float,
+            PieceOf::State(name) => drop(tensor.states.insert(name.to_owned(), float)),
+        }
+    }
+
+    /// Creates the file, and writes its header.
+    pub(crate) fn begin(self) -> Result<ShardFile, Error> {
+        let text = serde_json::to_string(&self.header.tensors)
+            .map_err(|error| Error::io("writing", &self.path)(io::Error::from(error)))?;
+        // The format allows spaces at the end, so that numbers begin at a multiple of 8.
+        let padded = format!("{text:width$}", width = text.len().next_multiple_of(8));
+        let file = disk::create(&self.path)?;
+        let mut shard = ShardFile {
+            path: self.path,
+            file,
+            order: self.header.order.into_iter(),
+            tensors: self.header.written,
+            block: vec![],
+            hashes: vec![],
+            bytes: 0,
+        };
+        shard.write(&(padded.len() as u64).to_le_bytes())?;
+        shard.write(padded.as_bytes())?;
+        Ok(shard)
+    }
+}
+
+/// A rank's file that is being written.
+#[derive(Debug)]
+pub(crate) struct ShardFile {
+    path: PathBuf,
+    file: File,
+    order: std::vec::IntoIter<String>,
+    tensors: BTreeMap<String, TensorEntry>,
+    /// What is not written yet.
+    block: Vec<u8>,
+    hashes: Vec<String>,
+    bytes: u64,
+}
+
+impl ShardFile {
+    /// Writes the next of the pieces that were announced.
+    ///
+    /// # Panics
+    ///
+    /// If another was announced.
+    pub(crate) fn piece(
+        &mut self,
+        of: PieceOf,
+        info: &ParamInfo,
+        start: usize,
+        values: Slice<'_>,
+    ) -> Result<(), Error> {
+        let name = piece_name(of.name(), &info.path, start);
+        assert_eq!(self.order.next(), Some(name), "pieces are written as they were announced");
+        if cfg!(target_endian = "big") {
+            let size = values.float().size();
+            let swapped = values.as_bytes().chunks(size).flat_map(|number| number.iter().rev());
+            return self.write(&swapped.copied().collect::<Vec<u8>>());
+        }
+        self.write(values.as_bytes())
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BLOCK - self.block.len()));
+            self.block.extend_from_slice(now);
+            bytes = later;
+            if self.block.len() == BLOCK {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        if !self.block.is_empty() {
+            disk::write(&mut self.file, &self.path, &self.block)?;
+            self.hashes.push(hash(&self.block));
+            self.bytes += self.block.len() as u64;
+            self.block.clear();
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is on the disk.
+    pub(crate) fn finish(mut self) -> Result<Written, Error> {
+        self.flush()?;
+        disk::sync(&self.path)?;
+        let file = FileEntry { bytes: self.bytes, blocks: self.hashes };
+        Ok(Written { file: Some(file), tensors: self.tensors })
+    }
+}
+
+/// What a piece is called in its file.
+pub(super) fn piece_name(of: &str, path: &str, start: usize) -> String {
+    format!("{of}/{path}/{start}")
+}
+
+fn safetensors_name(float: Float) -> &'static str {
+    match float {
+        Float::F64 => "F64",
+        Float::F32 => "F32",
+        Float::F16 => "F16",
+        Float::BF16 => "BF16",
+    }
+}
+
+/// The SHA-256 of some bytes, in hexadecimal.
+pub(super) fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
