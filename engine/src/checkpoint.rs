@@ -13,6 +13,7 @@
 //! dot, which is never read. Numbers are verified as they are read. `docs/checkpoint-format.md` has every byte.
 
 mod disk;
+mod keep;
 mod lookup;
 mod manifest;
 mod read;
@@ -27,12 +28,14 @@ use pyroclast_kernels::numbers::{Float, Slice};
 use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
 
+pub use self::keep::{CheckpointConfig, Kept};
+pub(crate) use self::keep::{Keeper, Moment, Scores, name};
 pub(crate) use self::lookup::{Lookup, Stored, transpose};
 pub(crate) use self::manifest::file_of;
 pub use self::manifest::{FORMAT, FileEntry, Manifest, TensorEntry};
 pub use self::read::Checkpoint;
 pub use self::tensors::TensorFile;
-pub(crate) use self::write::{Draft, Written};
+pub(crate) use self::write::{Draft, Written, remove};
 use crate::error::Error;
 
 /// Bytes that have a checksum of their own.
@@ -41,7 +44,7 @@ pub const BLOCK: usize = 4 << 20;
 /// A tensor to write: name, shape, numbers.
 pub(crate) type Entry<'a> = (String, Vec<usize>, Slice<'a>);
 
-/// The newest checkpoint under `folder`, if there is one.
+/// The newest checkpoint under `folder`, if there is one: that of the highest step.
 ///
 /// # Errors
 ///
@@ -55,8 +58,17 @@ pub fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
     let mut newest = None;
     for entry in entries {
         let entry = entry.map_err(Error::io("reading", folder))?;
-        let name = entry.file_name();
-        let step = name.to_str().and_then(|n| n.strip_prefix("step-")?.parse::<u64>().ok());
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // What is not complete has a name that starts with a dot.
+        if !is_folder || name.starts_with('.') {
+            continue;
+        }
+        let step = match name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok()) {
+            Some(step) => Some(step),
+            // Its name may be anything; a folder without a manifest is none.
+            None => Manifest::read(&entry.path()).ok().map(|manifest| manifest.step),
+        };
         newest = newest.max(step.map(|step| (step, entry.path())));
     }
     Ok(newest.map(|(_, path)| path))

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::CheckpointConfig;
 use crate::loss_scale::LossScaleConfig;
 use crate::monitor::MonitorConfig;
 use crate::schedule::ScheduleConfig;
@@ -104,6 +105,8 @@ pub struct TrainerConfig {
     pub seed: u64,
     /// Folder for metrics, report and checkpoints; none to write nothing.
     pub out: Option<PathBuf>,
+    /// When checkpoints are saved in `out`, and which are kept. Default: at the end of every epoch, and the newest.
+    pub checkpoint: CheckpointConfig,
     /// `auto` (the newest checkpoint under `out`, if there is one) or a checkpoint's folder.
     pub resume: Option<String>,
     /// Where rank 0 writes curves as CSV files, if it does.
@@ -178,6 +181,7 @@ impl Default for TrainerConfig {
             log_every_n_steps: 10,
             seed: 0,
             out: None,
+            checkpoint: CheckpointConfig::default(),
             resume: None,
             csv_monitor: None,
             tensorboard: None,

@@ -35,6 +35,7 @@ pub mod task;
 pub mod trainer;
 
 pub use callback::{Action, Callback, RunInfo};
+pub use checkpoint::CheckpointConfig;
 pub use config::TrainerConfig;
 pub use data::sampler::{Sampler, Sampling};
 pub use data::{DataModule, Dataset, Loader, Samples};

@@ -84,6 +84,7 @@ impl Plan {
         check.communication(config, world);
         check.limits(config);
         check.ranges(config);
+        check.checkpoints(config);
         let plan = match (strategy, recompute, accelerator, precision, optimizer, schedule) {
             (
                 Some(strategy),
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn every_wrong_setting_is_refused_by_name() {
         type Change = fn(&mut TrainerConfig);
-        let table: [(&str, Change); 46] = [
+        let table: [(&str, Change); 47] = [
             ("devices", |c| c.devices = 257),
             ("resume", |c| (c.resume, c.fast_dev_run) = (Some("x".into()), true)),
             ("devices", |c| c.devices = 0),
@@ -292,6 +293,7 @@ mod tests {
             ("precision_overrides.norms", |c| {
                 c.precision_overrides = [("norms".into(), "32-true".into())].into();
             }),
+            ("checkpoint.save_top_k", |c| c.checkpoint.save_top_k = -3),
             ("reduce_dtype", |c| c.reduce_dtype = Some("f8".into())),
             ("reduce_dtype", |c| c.reduce_dtype = Some("f64".into())),
             ("loss_scale", |c| c.loss_scale = LossScaleConfig::Static(8.0)),

@@ -63,6 +63,8 @@ fn wrong_input_is_one_line_and_exit_code_2() {
         (&["--precision=f16"], "there are 32-true, 64-true, 16-mixed"),
         (&["--loss-scale=128"], "is for f16"),
         (&["--precision=16-mixed", "--loss-scale=0"], "0 is out of range"),
+        (&["--checkpoint={\"save_top_k\": 2}"], "need a `monitor`"),
+        (&["--checkpoint={\"every\": 2}"], "unknown field `every`"),
         (&["--reduce-dtype=f12"], "there are f64, f32, f16, bf16"),
         (&["--precision-overrides={\"types=Norm\": \"32-true\"}"], "there are Block, Embedding"),
         (&["--deepspeed=ds.json"], "ds.json: No such file"),

@@ -15,6 +15,9 @@ mod dropout;
 /// A run can be stopped, continued, and is continued exactly.
 mod resume;
 
+/// When checkpoints are made, and which are kept.
+mod checkpoints;
+
 /// Failures of user code end the whole run, with the right error first.
 mod failures;
 

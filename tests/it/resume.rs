@@ -2,7 +2,9 @@ use std::path::Path;
 
 use pyroclast::gpt::{GptConfig, GptTask, TextData};
 use pyroclast::strategies::parameters;
-use pyroclast::{Action, Callback, Error, Metrics, StopReason, Trainer, TrainerConfig};
+use pyroclast::{
+    Action, Callback, CheckpointConfig, Error, Metrics, StopReason, Trainer, TrainerConfig,
+};
 use pyroclast_tests::{TINY, golden_text};
 
 fn data(batch_size: usize) -> TextData {
@@ -169,8 +171,12 @@ fn a_checkpoint_of_another_training_is_refused() {
 fn two_histories_do_not_meet_in_one_folder() {
     let folder = tempfile::tempdir().expect("a folder");
     let (a, b) = (folder.path().join("a"), folder.path().join("b"));
-    let fit =
-        |config| Trainer::new(config).expect("a configuration").fit(&GptTask::new(TINY), &data(2));
+    let fit = |config: TrainerConfig| {
+        // All are kept, so that there is an older one.
+        let checkpoint = CheckpointConfig { save_top_k: -1, ..CheckpointConfig::default() };
+        let config = TrainerConfig { checkpoint, ..config };
+        Trainer::new(config).expect("a configuration").fit(&GptTask::new(TINY), &data(2))
+    };
     let from = |path: &Path| Some(path.to_string_lossy().into_owned());
     fit(config(&a, 2)).expect("run a");
     fit(config(&b, 3)).expect("run b");

@@ -8,7 +8,7 @@ use std::path::Path;
 use pyroclast_precision::ScalerState;
 use serde::{Deserialize, Serialize};
 
-use super::BLOCK;
+use super::{BLOCK, Kept};
 use crate::error::Error;
 
 /// The version of the format that is written and read.
@@ -38,6 +38,8 @@ pub struct Manifest {
     pub tokens: u64,
     /// Samples of the training data.
     pub dataset_len: u64,
+    /// Checkpoints of the run that are kept, this one included, and how good they are.
+    pub kept: Vec<Kept>,
     /// Ranks that wrote it, each a file.
     pub world: usize,
     /// The resolved configuration of the run that wrote it.

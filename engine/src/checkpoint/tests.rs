@@ -22,6 +22,7 @@ fn manifest(step: u64) -> Manifest {
         samples: 7,
         tokens: 70,
         dataset_len: 40,
+        kept: vec![],
         world: 2,
         config: serde_json::json!({"lr": 0.1}),
         tensors: BTreeMap::new(),
@@ -38,7 +39,7 @@ fn numbers(step: u64, of: PieceOf) -> Numbers {
 
 /// Writes a checkpoint as two ranks do, up to the first failure.
 fn save(folder: &Path, step: u64) -> Result<PathBuf, Error> {
-    let draft = Draft::new(folder, step);
+    let draft = Draft::new(&folder.join(format!("step-{step:08}")));
     let outcome = write_all(&draft, step);
     if outcome.is_err() {
         draft.discard();

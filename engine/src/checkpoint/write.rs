@@ -29,10 +29,9 @@ pub(crate) struct Written {
 }
 
 impl Draft {
-    /// Of step `step`, in `folder`.
-    pub(crate) fn new(folder: &Path, step: u64) -> Self {
-        let name = format!("step-{step:08}");
-        Self { temporary: folder.join(format!(".{name}")), path: folder.join(name) }
+    /// Of the checkpoint that will be at `path`.
+    pub(crate) fn new(path: &Path) -> Self {
+        Self { temporary: hidden(path), path: path.to_owned() }
     }
 
     /// Makes the folder, on rank 0, before anybody writes. What a crash has left there is removed.
@@ -81,6 +80,22 @@ impl Draft {
             let _ = disk::remove_folder(&self.temporary);
         }
     }
+}
+
+/// The name beside `path` under which it is not a checkpoint.
+fn hidden(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}"))
+}
+
+/// Removes a checkpoint: at once it is none, whatever happens while its files are removed.
+pub(crate) fn remove(path: &Path) -> Result<(), Error> {
+    let hidden = hidden(path);
+    if hidden.exists() {
+        disk::remove_folder(&hidden)?;
+    }
+    disk::rename(path, &hidden)?;
+    disk::remove_folder(&hidden)
 }
 
 /// The header of a safetensors file.

@@ -268,6 +268,12 @@ impl Check {
         }
     }
 
+    pub(super) fn checkpoints(&mut self, config: &TrainerConfig) {
+        for (setting, problem) in config.checkpoint.mistakes() {
+            self.mistake(&format!("checkpoint.{setting}"), problem);
+        }
+    }
+
     pub(super) fn ranges(&mut self, config: &TrainerConfig) {
         let unit = |v: f64| (0.0..1.0).contains(&v);
         let not_negative = |v: f64| v.is_finite() && v >= 0.0;

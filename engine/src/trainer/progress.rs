@@ -57,6 +57,11 @@ impl Progress {
         self.step - self.skipped
     }
 
+    /// Epochs that have ended.
+    pub(super) fn epochs(&self) -> u64 {
+        self.samples / self.epoch_len.max(1)
+    }
+
     /// Samples that the next step consumes.
     pub(super) fn next_samples(&self) -> u64 {
         self.samples_per_step.min(self.limit - self.samples)

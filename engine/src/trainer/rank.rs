@@ -14,7 +14,7 @@ use pyroclast_strategies::{DataParallel, ProcessGroup, Rate, ReduceOp};
 use super::agreement::agree_on_settings;
 use super::initialise::{Randomness, Started, agree, check_identity, restore, start};
 use super::progress::Progress;
-use super::save::save;
+use super::save::{Saver, State};
 use super::{Fitted, StopReason};
 use crate::callback::{Action, Callback, RunInfo};
 use crate::checkpoint::{self, Manifest};
@@ -53,6 +53,7 @@ struct Rank<'a, T> {
     randomness: Randomness,
     progress: Progress,
     scaler: Scaler,
+    saver: Saver,
 }
 
 /// What rank 0 writes to.
@@ -103,9 +104,12 @@ where
     let manifest = resumed.map(|checkpoint| checkpoint.manifest);
     let progress = Progress::new(plan, &train, manifest.as_ref());
     let mut scaler = Scaler::new(plan.precision.loss_scale);
-    if let Some(state) = manifest.and_then(|manifest| manifest.scaler) {
+    if let Some(state) = manifest.as_ref().and_then(|manifest| manifest.scaler) {
         scaler.restore(state);
     }
+    let folder = shared.folder.as_ref().filter(|_| context.rank == 0).map(RunFolder::checkpoints);
+    let config = plan.resolved.checkpoint.clone();
+    let saver = Saver::new(config, folder, manifest.as_ref(), progress.epochs());
     let is_silent = context.rank > 0 || plan.resolved.fast_dev_run;
     let monitors = if is_silent { Monitors::none() } else { Monitors::open(&plan.resolved)? };
     let mut rank = Rank {
@@ -118,6 +122,7 @@ where
         randomness,
         progress,
         scaler,
+        saver,
     };
     rank.open_output()?;
     rank.train(model, &mut strategy, &train, validation.as_ref())
@@ -225,13 +230,17 @@ impl<T: TrainModule> Rank<'_, T> {
             row.memory = Some(memory::gather(strategy.memory(), &self.group)?);
             self.report(&row, &mut action, |callback, row| callback.on_step_end(row))?;
             last_train = Some(row);
-            if let Some(loader) = validation.filter(|_| self.validation_is_due()) {
+            let due = validation.filter(|_| self.validation_is_due());
+            if let Some(loader) = due {
                 model = strategy.begin_pass(strategy.synchronize_buffers(model)?)?;
                 let row = self.validate(&model, loader)?;
                 model = strategy.end_pass(model)?;
                 self.report(&row, &mut action, |callback, row| callback.on_validation_end(row))?;
                 last_validation = Some(row);
             }
+            let (manifest, epochs) = (self.manifest(), self.progress.epochs());
+            let state = State { group: &self.group, strategy, model: &model, manifest, epochs };
+            self.saver.after_step(&state, due.is_some())?;
             if self.anybody_stops(action)? && self.progress.step < self.progress.last_step {
                 reason = StopReason::Stopped;
             }
@@ -364,6 +373,7 @@ impl<T: TrainModule> Rank<'_, T> {
             output.metrics.append(row)?;
         }
         self.monitors.record(row, self.progress.samples)?;
+        self.saver.note(row);
         for callback in self.callbacks.iter_mut() {
             if call(&mut **callback, row) == Action::Stop {
                 *action = Action::Stop;
@@ -432,12 +442,15 @@ impl<T: TrainModule> Rank<'_, T> {
         Ok(self.group.barrier()?)
     }
 
-    /// Saves the run as it is now. A resumed run that has taken no step keeps the checkpoint that it came from.
-    fn save(&self, model: &T::Model, strategy: &DataParallel) -> Result<(), Error> {
-        if self.progress.step == self.progress.first_step {
-            return Ok(());
-        }
-        let manifest = Manifest {
+    /// Saves the run, at its end.
+    fn save(&mut self, model: &T::Model, strategy: &DataParallel) -> Result<(), Error> {
+        let (manifest, epochs) = (self.manifest(), self.progress.epochs());
+        self.saver.at_end(&State { group: &self.group, strategy, model, manifest, epochs })
+    }
+
+    /// What a checkpoint says of the run.
+    fn manifest(&self) -> Manifest {
+        Manifest {
             format: checkpoint::FORMAT,
             step: self.progress.step,
             skipped: self.progress.skipped,
@@ -445,13 +458,12 @@ impl<T: TrainModule> Rank<'_, T> {
             samples: self.progress.samples,
             tokens: self.progress.tokens,
             dataset_len: self.progress.epoch_len,
+            kept: vec![],
             world: self.context.world,
             config: self.shared.config.clone(),
             tensors: BTreeMap::new(),
             files: BTreeMap::new(),
-        };
-        let folder = self.shared.folder.as_ref().map(RunFolder::checkpoints);
-        save((&self.group, strategy), model, folder.as_deref(), manifest).map(drop)
+        }
     }
 }
 

@@ -10,8 +10,8 @@ use clap::Args;
 use pyroclast::environment::SET_RANKS;
 use pyroclast::gpt::GptConfig;
 use pyroclast::{
-    Environment, LossScaleConfig, Mistake, MonitorConfig, ProcessRank, ScheduleConfig,
-    StrategyConfig, TrainerConfig, environment,
+    CheckpointConfig, Environment, LossScaleConfig, Mistake, MonitorConfig, ProcessRank,
+    ScheduleConfig, StrategyConfig, TrainerConfig, environment,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -176,6 +176,10 @@ pub(crate) struct Settings {
     /// Folder for metrics, checkpoints and report [default: runs/MODEL-N].
     #[arg(long, value_name = "DIR", value_parser = path)]
     pub(crate) out: Option<PathBuf>,
+    /// When checkpoints are saved and which are kept, as JSON: '{"every_n_train_steps": 100, "monitor": "val_loss",
+    /// "save_top_k": 3}' [default: every epoch, the newest].
+    #[arg(long, value_name = "JSON", value_parser = checkpoint)]
+    pub(crate) checkpoint: Option<CheckpointConfig>,
     /// auto (the newest checkpoint under --out) or a checkpoint's folder.
     #[arg(long, value_name = "auto|PATH")]
     pub(crate) resume: Option<String>,
@@ -263,6 +267,7 @@ impl Settings {
             log_every_n_steps: set.log_every_n_steps.unwrap_or(default.log_every_n_steps),
             seed: set.seed.unwrap_or(default.seed),
             out: set.out,
+            checkpoint: set.checkpoint.unwrap_or(default.checkpoint),
             resume: set.resume,
             csv_monitor: set.csv_monitor,
             tensorboard: set.tensorboard,
@@ -328,7 +333,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 55] = [
+const KEYS: [&str; 56] = [
     "model",
     "layers",
     "heads",
@@ -379,6 +384,7 @@ const KEYS: [&str; 55] = [
     "deterministic",
     "fast_dev_run",
     "out",
+    "checkpoint",
     "resume",
     "csv_monitor",
     "tensorboard",
@@ -413,6 +419,13 @@ fn monitor(text: &str) -> Result<MonitorConfig, std::convert::Infallible> {
 fn overrides(text: &str) -> Result<BTreeMap<String, String>, String> {
     serde_json::from_str(text).map_err(|error| {
         format!(r#"`{text}`: {error}; write it as {{"types=LayerNorm": "32-true"}}"#)
+    })
+}
+
+/// When checkpoints are saved, as JSON.
+fn checkpoint(text: &str) -> Result<CheckpointConfig, String> {
+    serde_json::from_str(text).map_err(|error| {
+        format!(r#"`{text}`: {error}; write it as {{"every_n_train_steps": 100}}"#)
     })
 }
 

@@ -302,7 +302,7 @@ fn keep_samples(folder: &RunFolder, before: Option<&str>, after: &str) -> Result
 /// The first signal ends the run after its step, with a checkpoint; a second one ends it at once.
 fn listen_to_signals(stop: &Arc<AtomicBool>) -> Result<(), Error> {
     use signal_hook::{consts, flag};
-    for signal in [consts::SIGINT, consts::SIGTERM] {
+    for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGUSR1] {
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(stop))
             .and_then(|_| flag::register(signal, Arc::clone(stop)))
             .map_err(|source| Error::Io {
