@@ -13,6 +13,7 @@
 //! dot, which is never read. Numbers are verified as they are read. `docs/checkpoint-format.md` has every byte.
 
 mod disk;
+mod export;
 mod keep;
 mod lookup;
 mod manifest;
@@ -28,6 +29,8 @@ use pyroclast_kernels::numbers::{Float, Slice};
 use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
 
+pub(crate) use self::export::export;
+pub use self::export::reshard;
 pub use self::keep::{CheckpointConfig, Kept};
 pub(crate) use self::keep::{Keeper, Moment, Scores, name};
 pub(crate) use self::lookup::{Lookup, Stored, transpose};

@@ -54,11 +54,11 @@ fn write_all(draft: &Draft, step: u64) -> Result<PathBuf, Error> {
     for (rank, range) in [0..4, 4..LEN].into_iter().enumerate() {
         let mut shard = draft.shard(rank);
         for of in of {
-            shard.announce(of, &info(), range.start, numbers(step, of).part(range.clone()));
+            shard.announce(of.name(), &info(), range.start, numbers(step, of).part(range.clone()));
         }
         let mut file = shard.begin()?;
         for of in of {
-            file.piece(of, &info(), range.start, numbers(step, of).part(range.clone()))?;
+            file.piece(of.name(), &info(), range.start, numbers(step, of).part(range.clone()))?;
         }
         let Written { file, tensors } = file.finish()?;
         manifest.files.insert(file_of(rank), file.expect("a file"));

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pyroclast_kernels::numbers::{Float, Slice};
-use pyroclast_strategies::{ParamInfo, PieceOf};
+use pyroclast_strategies::ParamInfo;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -107,11 +107,18 @@ struct Header {
     written: BTreeMap<String, TensorEntry>,
 }
 
+/// A tensor in the header of a safetensors file.
 #[derive(Debug, Serialize)]
-struct HeaderEntry {
-    dtype: &'static str,
-    shape: [usize; 1],
-    data_offsets: [u64; 2],
+pub(super) struct HeaderEntry {
+    pub(super) dtype: &'static str,
+    pub(super) shape: Vec<usize>,
+    pub(super) data_offsets: [u64; 2],
+}
+
+/// The header's text. The format allows spaces at the end, so that numbers begin at a multiple of 8.
+pub(super) fn header_text(tensors: &BTreeMap<String, HeaderEntry>) -> io::Result<String> {
+    let text = serde_json::to_string(tensors)?;
+    Ok(format!("{text:width$}", width = text.len().next_multiple_of(8)))
 }
 
 /// A rank's file that is about to be written. Its pieces are announced before they are written, in the same
@@ -124,19 +131,13 @@ pub(crate) struct Shard {
 
 impl Shard {
     /// Announces a piece: `len` numbers from element `start` of a parameter.
-    pub(crate) fn announce(
-        &mut self,
-        of: PieceOf,
-        info: &ParamInfo,
-        start: usize,
-        values: Slice<'_>,
-    ) {
+    pub(crate) fn announce(&mut self, of: &str, info: &ParamInfo, start: usize, values: Slice<'_>) {
         let header = &mut self.header;
-        let name = piece_name(of.name(), &info.path, start);
+        let name = piece_name(of, &info.path, start);
         let end = header.end + (values.len() * values.float().size()) as u64;
         let entry = HeaderEntry {
             dtype: safetensors_name(values.float()),
-            shape: [values.len()],
+            shape: vec![values.len()],
             data_offsets: [header.end, end],
         };
         header.end = end;
@@ -149,17 +150,14 @@ impl Shard {
         });
         let float = values.float().name().to_owned();
         match of {
-            PieceOf::Weights => tensor.dtype = float,
-            PieceOf::State(name) => drop(tensor.states.insert(name.to_owned(), float)),
+            "weights" => tensor.dtype = float,
+            state => drop(tensor.states.insert(state.to_owned(), float)),
         }
     }
 
     /// Creates the file, and writes its header.
     pub(crate) fn begin(self) -> Result<ShardFile, Error> {
-        let text = serde_json::to_string(&self.header.tensors)
-            .map_err(|error| Error::io("writing", &self.path)(io::Error::from(error)))?;
-        // The format allows spaces at the end, so that numbers begin at a multiple of 8.
-        let padded = format!("{text:width$}", width = text.len().next_multiple_of(8));
+        let text = header_text(&self.header.tensors).map_err(Error::io("writing", &self.path))?;
         let file = disk::create(&self.path)?;
         let mut shard = ShardFile {
             path: self.path,
@@ -170,8 +168,8 @@ impl Shard {
             hashes: vec![],
             bytes: 0,
         };
-        shard.write(&(padded.len() as u64).to_le_bytes())?;
-        shard.write(padded.as_bytes())?;
+        shard.write(&(text.len() as u64).to_le_bytes())?;
+        shard.write(text.as_bytes())?;
         Ok(shard)
     }
 }
@@ -197,12 +195,12 @@ impl ShardFile {
     /// If another was announced.
     pub(crate) fn piece(
         &mut self,
-        of: PieceOf,
+        of: &str,
         info: &ParamInfo,
         start: usize,
         values: Slice<'_>,
     ) -> Result<(), Error> {
-        let name = piece_name(of.name(), &info.path, start);
+        let name = piece_name(of, &info.path, start);
         assert_eq!(self.order.next(), Some(name), "pieces are written as they were announced");
         if cfg!(target_endian = "big") {
             let size = values.float().size();
@@ -248,7 +246,7 @@ pub(super) fn piece_name(of: &str, path: &str, start: usize) -> String {
     format!("{of}/{path}/{start}")
 }
 
-fn safetensors_name(float: Float) -> &'static str {
+pub(super) fn safetensors_name(float: Float) -> &'static str {
     match float {
         Float::F64 => "F64",
         Float::F32 => "F32",

@@ -9,11 +9,12 @@ use std::path::Path;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Shape, Tensor};
 use pyroclast_kernels::interop;
+use pyroclast_kernels::numbers::Float;
 use pyroclast_strategies::ParamInfo;
 use pyroclast_strategies::parameters::{self, NamedValues};
 
 use super::model::Gpt;
-use crate::checkpoint::{Lookup, Stored, TensorFile, transpose, write_values};
+use crate::checkpoint::{Checkpoint, Lookup, Stored, TensorFile, export, transpose, write_values};
 use crate::error::Error;
 
 /// Weights under PyTorch's names, read from a safetensors file when they are needed.
@@ -89,6 +90,34 @@ impl<F: Fn(&ParamInfo) -> Stored> ModuleMapper for ReadLazily<'_, F> {
         // All parameters of a GPT are trained.
         Param::uninitialized(param.id, read, device, true, shape)
     }
+}
+
+/// Writes the weights of a GPT's checkpoint to `path` under PyTorch's names and in its layout, a tensor at a time: in
+/// their own types, or all in `float`.
+///
+/// # Errors
+///
+/// [`Error::BadFile`] if the checkpoint is damaged, [`Error::Io`] if the file cannot be written.
+pub fn export_torch(
+    checkpoint: &Checkpoint,
+    path: &Path,
+    float: Option<Float>,
+) -> Result<(), Error> {
+    export(checkpoint, path, float, torch)
+}
+
+/// As [`export_torch`], with Burn's paths and layout; of any model.
+///
+/// # Errors
+///
+/// As [`export_torch`].
+pub fn export_burn(
+    checkpoint: &Checkpoint,
+    path: &Path,
+    float: Option<Float>,
+) -> Result<(), Error> {
+    let own = |info: &ParamInfo| Stored { name: info.path.clone(), transposed: false };
+    export(checkpoint, path, float, own)
 }
 
 /// Writes the weights of `model` as safetensors: whole or not at all.

@@ -261,7 +261,7 @@ fn write_own<M: Module>(
     let mut shard = draft.shard(rank);
     let mut broken = None;
     strategy.own_pieces(model, |piece| {
-        shard.announce(piece.of, piece.info, piece.range.start, piece.values);
+        shard.announce(piece.of.name(), piece.info, piece.range.start, piece.values);
         let is_finite = gradient::first_not_finite(piece.values).is_none();
         if piece.of == PieceOf::Weights && !is_finite && broken.is_none() {
             broken = Some(piece.info.path.clone());
@@ -274,7 +274,7 @@ fn write_own<M: Module>(
     let mut outcome = Ok(());
     strategy.own_pieces(model, |piece| {
         if outcome.is_ok() {
-            outcome = file.piece(piece.of, piece.info, piece.range.start, piece.values);
+            outcome = file.piece(piece.of.name(), piece.info, piece.range.start, piece.values);
         }
     })?;
     outcome?;

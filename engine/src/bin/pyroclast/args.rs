@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pyroclast::{Error, doctor::Doctor};
 
 use crate::bench::BenchArgs;
+use crate::checkpoint::CheckpointArgs;
 use crate::settings::Settings;
 use crate::{console, misuse};
 
@@ -32,6 +33,9 @@ enum Subcommands {
     /// Measure how fast the parts are, after verifying what they compute.
     #[command(args_override_self = true)]
     Bench(BenchArgs),
+    /// Look into checkpoints, verify them, and give their weights to others.
+    #[command(args_override_self = true)]
+    Checkpoint(CheckpointArgs),
     /// Commands of later versions.
     #[command(external_subcommand)]
     Other(Vec<OsString>),
@@ -46,6 +50,7 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
+    Checkpoint(CheckpointArgs),
 }
 
 /// Arguments of `train`.
@@ -122,7 +127,7 @@ impl DoctorArgs {
 }
 
 /// Commands that later versions have.
-const NOT_YET: [&str; 3] = ["launch", "estimate", "checkpoint"];
+const NOT_YET: [&str; 2] = ["launch", "estimate"];
 
 /// Reads the command line. Underscores in flags' names are as good as dashes.
 pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Error> {
@@ -135,13 +140,16 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command,
         Subcommands::Generate(args) => Ok(Command::Generate(args)),
         Subcommands::Doctor(args) => Ok(Command::Doctor(args)),
         Subcommands::Bench(args) => Ok(Command::Bench(args)),
+        Subcommands::Checkpoint(args) => Ok(Command::Checkpoint(args)),
         Subcommands::Other(words) => {
             let name = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
             Err(match NOT_YET.contains(&&*name) {
                 true => misuse("command", format!("`{name}` is not in this version")),
                 false => misuse(
                     "command",
-                    format!("unknown command `{name}`; there are train, generate, doctor, bench"),
+                    format!(
+                        "unknown command `{name}`; there are train, generate, doctor, bench, checkpoint"
+                    ),
                 ),
             })
         }

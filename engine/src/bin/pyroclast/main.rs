@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod checkpoint;
 mod console;
 mod generate;
 mod processes;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Doctor(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Checkpoint(args) => args.run(),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
