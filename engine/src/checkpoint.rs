@@ -29,6 +29,8 @@ use pyroclast_kernels::numbers::{Float, Slice};
 use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
 
+#[cfg(test)]
+pub(crate) use self::disk::faults;
 pub(crate) use self::export::export;
 pub use self::export::reshard;
 pub use self::keep::{CheckpointConfig, Kept};

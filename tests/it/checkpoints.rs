@@ -112,10 +112,23 @@ fn equal_names_are_told_apart() {
 }
 
 #[test]
+fn before_the_first_validation_its_metrics_choose_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let change = |config: &mut TrainerConfig| {
+        config.val_check_interval = Some(4);
+        config.checkpoint = every(2, |c| {
+            (c.monitor, c.save_top_k) = (Some("val_loss".to_owned()), -1);
+        });
+    };
+    let names = saved(&folder.path().join("run"), 7, 20_000, change).expect("a run");
+    assert_eq!(names, ["step-00000004", "step-00000006", "step-00000007"]);
+}
+
+#[test]
 fn a_metric_that_there_is_not_ends_the_run_with_those_there_are() {
     let folder = tempfile::tempdir().expect("a folder");
     let change = |config: &mut TrainerConfig| {
-        config.devices = 2;
+        (config.devices, config.val_check_interval) = (2, Some(2));
         config.checkpoint = every(2, |c| c.monitor = Some("val_accuracy".to_owned()));
     };
     let error = saved(&folder.path().join("run"), 5, 20_000, change).expect_err("no such metric");

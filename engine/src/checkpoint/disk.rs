@@ -48,7 +48,7 @@ fn call<T>(
 }
 
 #[cfg(test)]
-pub(super) mod faults {
+pub(crate) mod faults {
     //! Calls that fail, on this thread.
 
     use std::cell::Cell;

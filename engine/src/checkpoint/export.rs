@@ -45,8 +45,13 @@ fn write(
     stored: impl Fn(&ParamInfo) -> Stored,
 ) -> Result<(), Error> {
     let (mut header, mut order, mut end) = (BTreeMap::new(), vec![], 0u64);
-    for (own, tensor) in &checkpoint.manifest.tensors {
-        let info = ParamInfo { path: own.clone(), shape: tensor.shape.clone() };
+    let tensors = checkpoint.manifest.tensors.iter();
+    // A parameter that stands at several paths is expected under each.
+    let paths = tensors.flat_map(|(path, tensor)| {
+        [path].into_iter().chain(&tensor.aliases).map(move |name| (path, name, tensor))
+    });
+    for (own, alias, tensor) in paths {
+        let info = ParamInfo { path: alias.clone(), shape: tensor.shape.clone() };
         let (Stored { name, transposed }, mut shape) = (stored(&info), tensor.shape.clone());
         if transposed {
             shape.reverse();
@@ -57,7 +62,7 @@ fn write(
         end += (info.num_elements() * float.size()) as u64;
         let dtype = safetensors_name(float);
         header.insert(name, HeaderEntry { dtype, shape, data_offsets: [start, end] });
-        order.push((info, float, transposed));
+        order.push((own, info, float, transposed));
     }
     let file = File::create(path).map_err(Error::io("creating", path))?;
     let mut file = BufWriter::new(file);
@@ -65,8 +70,8 @@ fn write(
     let text = header_text(&header).map_err(Error::io("writing", path))?;
     put(&(text.len() as u64).to_le_bytes())?;
     put(text.as_bytes())?;
-    for (info, float, transposed) in order {
-        let numbers = checkpoint.read_all("weights", &info.path)?.unwrap_or_default();
+    for (own, info, float, transposed) in order {
+        let numbers = checkpoint.read_all("weights", own)?.unwrap_or_default();
         let numbers = match (transposed, &info.shape[..]) {
             (true, &[rows, columns]) => transpose(&numbers, rows, columns),
             _ => numbers,
@@ -129,6 +134,7 @@ fn write_rank(
     for (of, info, range) in &pieces {
         let numbers = read(of, info, range.clone())?.unwrap_or_default();
         file.announce(of, info, range.start, numbers.as_slice());
+        file.alias(&info.path, &checkpoint.manifest.tensors[&info.path].aliases);
     }
     let mut file = file.begin()?;
     for (of, info, range) in &pieces {

@@ -40,6 +40,8 @@ pub struct Manifest {
     pub dataset_len: u64,
     /// Checkpoints of the run that are kept, this one included, and how good they are.
     pub kept: Vec<Kept>,
+    /// Checkpoints that are removed once this one is there: after a crash some may be left.
+    pub replaced: Vec<String>,
     /// Ranks that wrote it, each a file.
     pub world: usize,
     /// The resolved configuration of the run that wrote it.
@@ -54,6 +56,8 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
+    /// Further paths at which the same parameter stands.
+    pub aliases: Vec<String>,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Type of its numbers, such as `f32`.
@@ -131,6 +135,13 @@ impl Manifest {
             if bytes.div_ceil(BLOCK as u64) != blocks.len() as u64 {
                 return Err(format!("`{name}` has {bytes} bytes and {} blocks", blocks.len()));
             }
+        }
+        // They will be removed, so they must be names of folders beside this one.
+        let is_name = |name: &&String| {
+            !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+        };
+        if let Some(name) = self.replaced.iter().find(|name| !is_name(name)) {
+            return Err(format!("it has replaced `{name}`, which is no checkpoint's name"));
         }
         match self.tensors.iter().find(|(_, tensor)| tensor.num_elements().is_none()) {
             Some((path, tensor)) => Err(format!("`{path}` has the shape {:?}", tensor.shape)),

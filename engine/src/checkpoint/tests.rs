@@ -23,6 +23,7 @@ fn manifest(step: u64) -> Manifest {
         tokens: 70,
         dataset_len: 40,
         kept: vec![],
+        replaced: vec![],
         world: 2,
         config: serde_json::json!({"lr": 0.1}),
         tensors: BTreeMap::new(),
@@ -55,6 +56,7 @@ fn write_all(draft: &Draft, step: u64) -> Result<PathBuf, Error> {
         let mut shard = draft.shard(rank);
         for of in of {
             shard.announce(of.name(), &info(), range.start, numbers(step, of).part(range.clone()));
+            shard.alias("block.weight", &["head.weight".to_owned()]);
         }
         let mut file = shard.begin()?;
         for of in of {
@@ -142,6 +144,27 @@ fn a_call_that_fails_leaves_the_checkpoint_before_and_nothing_else() {
     });
 }
 
+#[test]
+fn a_parameter_that_stands_at_two_paths_is_exported_under_both() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let checkpoint = Checkpoint::open(&save(folder.path(), 1).expect("saving")).expect("reading");
+    let path = folder.path().join("all.safetensors");
+    let transposed = |info: &ParamInfo| Stored { name: info.path.clone(), transposed: true };
+    export(&checkpoint, &path, Some(Float::F64), transposed).expect("exporting");
+    let file = TensorFile::open(&path).expect("a file");
+    assert_eq!(file.names().collect::<Vec<_>>(), ["block.weight", "head.weight"]);
+    let expected = transpose(&numbers(1, PieceOf::Weights).into_float(Float::F64), 2, 5);
+    for name in ["block.weight", "head.weight"] {
+        assert_eq!(file.shape(name), Some(&[5, 2][..]));
+        assert_eq!(file.read(name).expect("numbers"), expected);
+    }
+    let to = folder.path().join("resharded");
+    reshard(&checkpoint, &to, 4).expect("resharding");
+    check(&to, 1);
+    let again = Checkpoint::open(&to).expect("reading").manifest;
+    assert_eq!((again.world, &again.tensors), (4, &checkpoint.manifest.tensors));
+}
+
 /// Reads everything that can be read.
 fn read_all(path: &Path) -> Result<(), Error> {
     let read = Checkpoint::open(path)?;
@@ -196,12 +219,14 @@ fn manifests_that_make_no_sense_are_refused() {
     let good: serde_json::Value =
         serde_json::from_slice(&fs::read(&file).expect("the manifest")).expect("JSON");
     type Change = fn(&mut serde_json::Value);
-    let table: [(Change, &str); 12] = [
+    let table: [(Change, &str); 14] = [
         (|m| m["format"] = 1.into(), "format 1; this version reads format 3"),
         (|m| m["world"] = 3.into(), "3 ranks wrote the files"),
         (|m| m["world"] = u64::MAX.into(), "ranks wrote the files"),
         (|m| m["skipped"] = 9.into(), "9 of 1 steps were skipped"),
         (|m| m["extra"] = 9.into(), "unknown field `extra`"),
+        (|m| m["replaced"] = serde_json::json!(["../a"]), "no checkpoint's name"),
+        (|m| m["replaced"] = serde_json::json!([".."]), "no checkpoint's name"),
         (|m| m["tensors"]["block.weight"]["shape"] = serde_json::json!([2, 6]), "gaps or overlap"),
         (
             |m| m["tensors"]["block.weight"]["shape"] = serde_json::json!([u64::MAX, 4]),

@@ -144,6 +144,7 @@ impl Shard {
         header.order.push(name.clone());
         header.tensors.insert(name, entry);
         let tensor = header.written.entry(info.path.clone()).or_insert_with(|| TensorEntry {
+            aliases: vec![],
             shape: info.shape.clone(),
             dtype: String::new(),
             states: BTreeMap::new(),
@@ -152,6 +153,13 @@ impl Shard {
         match of {
             "weights" => tensor.dtype = float,
             state => drop(tensor.states.insert(state.to_owned(), float)),
+        }
+    }
+
+    /// Says where else a parameter stands that has been announced.
+    pub(crate) fn alias(&mut self, path: &str, aliases: &[String]) {
+        if let Some(tensor) = self.header.written.get_mut(path) {
+            tensor.aliases = aliases.to_vec();
         }
     }
 

@@ -169,6 +169,7 @@ impl<T: TrainModule> Rank<'_, T> {
             let lock = folder.create()?;
             // Another run may have come and gone since this was checked without the lock.
             folder.refuse_taken(&self.shared.plan.resume)?;
+            self.saver.clean_up()?;
             let metrics = MetricsFile::open(&folder.metrics(), self.progress.step)?;
             folder.write_config(self.shared.config)?;
             self.output = Some(Output { metrics, _lock: lock });
@@ -459,6 +460,7 @@ impl<T: TrainModule> Rank<'_, T> {
             tokens: self.progress.tokens,
             dataset_len: self.progress.epoch_len,
             kept: vec![],
+            replaced: vec![],
             world: self.context.world,
             config: self.shared.config.clone(),
             tensors: BTreeMap::new(),

@@ -20,6 +20,8 @@ pub(super) struct Saver {
     /// On rank 0, if the run writes anything.
     folder: Option<PathBuf>,
     keeper: Keeper,
+    /// What the checkpoint that the run came from has replaced.
+    replaced: Vec<String>,
     /// The last of every metric.
     scores: Scores,
     /// Epochs that had ended, and when it was, at the last checkpoint.
@@ -53,6 +55,7 @@ impl Saver {
         let kept = kept.into_iter().filter(is_there).collect();
         Self {
             keeper: Keeper::new(config.clone(), kept),
+            replaced: resumed.map(|manifest| manifest.replaced.clone()).unwrap_or_default(),
             config,
             folder,
             scores: Scores::new(),
@@ -60,6 +63,23 @@ impl Saver {
             saved_at: Instant::now(),
             saved_step: resumed.map_or(0, |manifest| manifest.step),
         }
+    }
+
+    /// Removes what a crash has left: checkpoints that were not complete, and those that were about to be removed.
+    /// On rank 0, which keeps other runs out of the folder.
+    pub(super) fn clean_up(&self) -> Result<(), Error> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let replaced = self.replaced.iter().map(|name| folder.join(name));
+        replaced.filter(|path| path.is_dir()).try_for_each(|path| checkpoint::remove(&path))?;
+        let entries = std::fs::read_dir(folder).map_err(Error::io("reading", folder))?;
+        for entry in entries {
+            let path = entry.map_err(Error::io("reading", folder))?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with('.') && path.is_dir() && !path.is_symlink() {
+                std::fs::remove_dir_all(&path).map_err(Error::io("removing", &path))?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes note of a row's metrics.
@@ -92,7 +112,7 @@ impl Saver {
             Some(_) => first_decides(state.group, self.config.is_due(&moment))?,
             None => self.config.is_due(&moment),
         };
-        if !is_due {
+        if !is_due || self.is_too_early() {
             return Ok(());
         }
         (self.saved_epochs, self.saved_at) = (state.epochs, Instant::now());
@@ -112,6 +132,13 @@ impl Saver {
             self.save(state, score)?;
         }
         Ok(())
+    }
+
+    /// Whether a validation's metric is monitored, and there was none yet.
+    fn is_too_early(&self) -> bool {
+        let of_validation = |name: &String| name.starts_with("val_");
+        self.config.monitor.as_ref().is_some_and(of_validation)
+            && !self.scores.keys().any(of_validation)
     }
 
     /// The monitored metric; none where it is no number.
@@ -140,7 +167,11 @@ impl Saver {
         {
             removed = keeper.saved(name, score);
         }
-        let manifest = Manifest { kept: keeper.kept().to_vec(), ..state.manifest.clone() };
+        let manifest = Manifest {
+            kept: keeper.kept().to_vec(),
+            replaced: removed.clone(),
+            ..state.manifest.clone()
+        };
         write_checkpoint(state, path.as_deref(), manifest)?;
         (self.keeper, self.saved_step) = (keeper, step);
         let Some(folder) = &self.folder else { return Ok(()) };
@@ -262,6 +293,7 @@ fn write_own<M: Module>(
     let mut broken = None;
     strategy.own_pieces(model, |piece| {
         shard.announce(piece.of.name(), piece.info, piece.range.start, piece.values);
+        shard.alias(&piece.info.path, piece.aliases);
         let is_finite = gradient::first_not_finite(piece.values).is_none();
         if piece.of == PieceOf::Weights && !is_finite && broken.is_none() {
             broken = Some(piece.info.path.clone());
@@ -304,3 +336,6 @@ fn agreed<T>(group: &ProcessGroup, outcome: Result<T, Error>) -> Result<T, Error
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

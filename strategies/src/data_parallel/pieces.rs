@@ -42,6 +42,8 @@ pub struct Piece<'a> {
     pub of: PieceOf,
     /// Of which parameter.
     pub info: &'a ParamInfo,
+    /// Further paths at which it stands.
+    pub aliases: &'a [String],
     /// Which of its elements, in row-major order.
     pub range: Range<usize>,
     /// As many as the range has.
@@ -116,7 +118,8 @@ impl DataParallel {
         if group.rank() == 0 {
             for named in self.read_untrained(model)? {
                 let (range, values) = (0..named.values.len(), named.values.as_slice());
-                each(Piece { of: PieceOf::Weights, info: &named.info, range, values });
+                let (of, info) = (PieceOf::Weights, &named.info);
+                each(Piece { of, info, aliases: &[], range, values });
             }
         }
         Ok(())
@@ -137,7 +140,8 @@ impl DataParallel {
             if kind == Kind::Trained { self.optimizer.state_names() } else { &[] };
         let of = [PieceOf::Weights].into_iter().chain(states.iter().map(|n| PieceOf::State(n)));
         for of in of {
-            each(Piece { of, info: &slot.info, range: 0..0, values: Slice::F32(&[]) });
+            let (info, aliases, values) = (&slot.info, &slot.aliases[..], Slice::F32(&[]));
+            each(Piece { of, info, aliases, range: 0..0, values });
         }
     }
 
@@ -271,7 +275,7 @@ fn cut(
         if is_here {
             let offset = own.start - start;
             let values = values.part(offset + of_own.start..offset + of_own.end);
-            each(Piece { of, info: &slot.info, range, values });
+            each(Piece { of, info: &slot.info, aliases: &slot.aliases, range, values });
         }
     }
 }
