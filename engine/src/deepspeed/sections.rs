@@ -47,7 +47,7 @@ fn averaging(file: &mut Section<'_, '_>) {
     ] {
         if is_given {
             file.note(format!(
-                "`{key}` has no effect: sums of gradients are in f32 and divided once"
+                "`{key}` has no effect: the engine divides gradients once, and before it sums them only in f16"
             ));
         }
     }

@@ -66,8 +66,8 @@ impl DataParallel {
         group.gather_unit(unit, all).wait()
     }
 
-    /// All float parameters and buffers of the model, on rank 0; of parameters with master weights, these. Other ranks get none, and must call it
-    /// all the same.
+    /// All float parameters and buffers of the model, on rank 0; of parameters with master weights, these. Other
+    /// ranks get none, and must call it all the same.
     ///
     /// # Errors
     ///

@@ -9,7 +9,7 @@ use pyroclast_precision::{Precision, Types};
 use super::*;
 use crate::memory::Category;
 use crate::testing::{Block, all_of, numbered, on_ranks, position, ways};
-use crate::{Anomalies, PieceOf, Setup, Stage, UnitPolicy, UnitTypes};
+use crate::{Anomalies, Culprit, PieceOf, Setup, Stage, UnitPolicy, UnitTypes};
 
 /// Blocks, all parameters of which are in units.
 #[derive(Module, Debug)]
@@ -352,28 +352,26 @@ fn gradients_that_are_not_finite_are_traced_to_rank_and_micro_batch() {
 fn sums_that_overflow_although_no_rank_does_are_named_too() {
     let device = device();
     let types = Types { reduce: Float::F16, ..Precision::F32True.types() };
-    let outcome = |ranks: usize, factor: f64| {
-        let setup = with_types(&sgd(), types);
-        all_of(ranks, |group| {
-            let (model, strategy) = DataParallel::new(Deep::new(&device), group, &setup)?;
+    let setup = Setup { stage: Stage::Gradients, ..with_types(&sgd(), types) };
+    // What both ranks and one micro-batch make is a number; what two micro-batches make is none.
+    for (micro_batches, is_finite) in [(1, true), (2, false)] {
+        let ends = all_of(2, |group| {
+            let layer = numbered(Unit::new(linear(1, 1, &device)));
+            let (mut model, strategy) = DataParallel::new(layer, group, &setup)?;
             strategy.begin_step();
-            let mut model = model;
-            for index in 0..3 {
-                model = strategy.begin_micro_batch(model, position(index, 3), Counts::Yes)?;
-                let last = model.blocks[2].module().down.bias.clone().expect("a bias").id;
-                let loss = model.loss(2, &device).mul_scalar(factor);
-                let grads = loss.backward();
-                let _ = last;
-                model = strategy.collect(model, grads)?;
+            for index in 0..micro_batches {
+                let place = position(index, micro_batches);
+                model = strategy.begin_micro_batch(model, place, Counts::Yes)?;
+                let x = Tensor::<2>::ones([1, 1], &device);
+                let loss = model.forward(x, |layer, x| layer.forward(x)).sum();
+                model = strategy.collect(model, loss.mul_scalar(50_000.0).backward())?;
             }
-            let sum = strategy.reduce()?;
-            Ok((sum.is_finite(), strategy.culprit()?))
-        })
-    };
-    assert_eq!(outcome(2, 1.0)[0], (true, None));
-    let (finite, culprit) = outcome(2, 1e6)[0].clone();
-    assert!(!finite);
-    assert!(culprit.expect("a culprit").source.is_some(), "each rank's own is too large");
+            Ok((strategy.reduce()?.is_finite(), strategy.culprit()?))
+        });
+        let culprit = Culprit { path: "weight".to_owned(), source: None };
+        let expected = (is_finite, (!is_finite).then_some(culprit));
+        assert_eq!(ends, [expected.clone(), expected], "{micro_batches} micro-batches");
+    }
 }
 
 #[test]
