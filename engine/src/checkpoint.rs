@@ -17,7 +17,10 @@ mod export;
 mod keep;
 mod lookup;
 mod manifest;
+mod pickle;
 mod read;
+mod rewrite;
+mod source;
 mod tensors;
 mod write;
 
@@ -32,15 +35,17 @@ use sha2::{Digest, Sha256};
 #[cfg(test)]
 pub(crate) use self::disk::faults;
 pub(crate) use self::export::export;
-pub use self::export::reshard;
 pub use self::keep::{CheckpointConfig, Kept};
 pub(crate) use self::keep::{Keeper, Moment, Scores, name};
 pub(crate) use self::lookup::{Lookup, Stored, transpose};
-pub(crate) use self::manifest::file_of;
 pub use self::manifest::{FORMAT, FileEntry, Manifest, TensorEntry};
+pub use self::pickle::TorchFile;
 pub use self::read::Checkpoint;
+pub(crate) use self::rewrite::import;
+pub use self::rewrite::reshard;
+pub use self::source::Tensors;
 pub use self::tensors::TensorFile;
-pub(crate) use self::write::{Draft, Written, remove};
+pub(crate) use self::write::{Draft, Shard, Written, remove};
 use crate::error::Error;
 
 /// Bytes that have a checksum of their own.
@@ -55,12 +60,17 @@ pub(crate) type Entry<'a> = (String, Vec<usize>, Slice<'a>);
 ///
 /// [`Error::Io`] if the folder exists but cannot be read.
 pub fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
+    Ok(by_step(folder)?.pop().map(|(_, path)| path))
+}
+
+/// The checkpoints under `folder` and their steps, the newest last.
+pub(crate) fn by_step(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         Err(error) => return Err(Error::io("reading", folder)(error)),
     };
-    let mut newest = None;
+    let mut found = vec![];
     for entry in entries {
         let entry = entry.map_err(Error::io("reading", folder))?;
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -74,9 +84,10 @@ pub fn newest(folder: &Path) -> Result<Option<PathBuf>, Error> {
             // Its name may be anything; a folder without a manifest is none.
             None => Manifest::read(&entry.path()).ok().map(|manifest| manifest.step),
         };
-        newest = newest.max(step.map(|step| (step, entry.path())));
+        found.extend(step.map(|step| (step, entry.path())));
     }
-    Ok(newest.map(|(_, path)| path))
+    found.sort();
+    Ok(found)
 }
 
 /// Writes named numbers as safetensors, synced to the disk.

@@ -105,6 +105,10 @@ pub struct TrainerConfig {
     pub seed: u64,
     /// Folder for metrics, report and checkpoints; none to write nothing.
     pub out: Option<PathBuf>,
+    /// Whether each machine keeps its ranks' part of every checkpoint in a folder of its own, where machines do not
+    /// share one. Such a run continues with the same ranks on the same machines, or from all their files in one
+    /// folder. Default false.
+    pub node_local: bool,
     /// When checkpoints are saved in `out`, and which are kept. Default: at the end of every epoch, and the newest.
     pub checkpoint: CheckpointConfig,
     /// `auto` (the newest checkpoint under `out`, if there is one) or a checkpoint's folder.
@@ -181,6 +185,7 @@ impl Default for TrainerConfig {
             log_every_n_steps: 10,
             seed: 0,
             out: None,
+            node_local: false,
             checkpoint: CheckpointConfig::default(),
             resume: None,
             csv_monitor: None,

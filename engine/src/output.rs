@@ -3,7 +3,7 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint;
 use crate::error::Error;
 use crate::plan::Resume;
 
@@ -13,6 +13,15 @@ const LOCK: &str = ".lock";
 const MEMORY: &str = "memory.json";
 const REPORT: &str = "report.html";
 const CHECKPOINTS: &str = "checkpoints";
+
+/// Whether machines share the folder of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// They do.
+    OneFolder,
+    /// Each has its own, with its ranks' part of every checkpoint.
+    NodeLocal,
+}
 
 /// A run's folder.
 #[derive(Clone, Debug)]
@@ -81,23 +90,6 @@ impl RunFolder {
         Error::setting("out", format!("{}: {problem}", self.path.display()))
     }
 
-    /// The checkpoint to continue from.
-    ///
-    /// # Errors
-    ///
-    /// As [`Checkpoint::open`]; [`Error::Config`] if a named checkpoint is not there.
-    pub(crate) fn resume(
-        folder: Option<&Self>,
-        resume: &Resume,
-    ) -> Result<Option<Checkpoint>, Error> {
-        let path = match (resume, folder) {
-            (Resume::Never, _) | (Resume::IfPresent, None) => None,
-            (Resume::IfPresent, Some(folder)) => checkpoint::newest(&folder.checkpoints())?,
-            (Resume::From(path), _) => Some(checkpoint_in(path)?),
-        };
-        path.as_deref().map(Checkpoint::open).transpose()
-    }
-
     /// The folder.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -141,7 +133,7 @@ impl RunFolder {
 }
 
 /// The checkpoint that a path means: itself, or the newest of the run that it names.
-fn checkpoint_in(path: &Path) -> Result<PathBuf, Error> {
+pub(crate) fn checkpoint_in(path: &Path) -> Result<PathBuf, Error> {
     if !path.is_dir() {
         return Err(Error::setting("resume", format!("{}: no such folder", path.display())));
     }

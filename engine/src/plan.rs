@@ -15,6 +15,7 @@ use crate::config::TrainerConfig;
 use crate::device::Accelerator;
 use crate::environment::{Environment, ProcessRank};
 use crate::error::Error;
+use crate::output::Sharing;
 use crate::schedule::Schedule;
 use crate::strategy::Strategy;
 use check::Check;
@@ -127,6 +128,12 @@ impl Plan {
     #[must_use]
     pub fn local_rank(&self, rank: usize) -> usize {
         self.process.as_ref().map_or(rank, |process| process.local_rank)
+    }
+
+    /// Whether machines share the folder of the run.
+    #[must_use]
+    pub fn sharing(&self) -> Sharing {
+        if self.resolved.node_local { Sharing::NodeLocal } else { Sharing::OneFolder }
     }
 
     /// How ranks share the work, in a few words.

@@ -137,7 +137,7 @@ fn damage_and_wrong_input_are_one_line_and_exit_code_2() {
         (&["export", "--from=run", "--to=x", "--dtype=f12"], "there are f64, f32, f16, bf16"),
         (&["reshard", "--from=run", "--to=run", "--world=2"], "exists already"),
         (&["reshard", "--from=run", "--to=new", "--world=0"], "0 is out of range"),
-        (&["import"], "is not in this version"),
+        (&["import"], "--from <FILE>; --to <DIR>"),
         (&["mend"], "mend"),
     ];
     for (args, expected) in table {

@@ -53,7 +53,7 @@ fn losses(accelerator: &str, devices: usize, optimizer: &str, precision: &str) -
     // Devices draw different random numbers, so both start from the golden weights.
     let initial = pyroclast_tests::golden("init.safetensors");
     task.initial =
-        Some(pyroclast::gpt::weights::TorchWeights::open(&initial).expect("initial weights"));
+        Some(pyroclast::gpt::weights::InitialWeights::open(&initial).expect("initial weights"));
     let rows = Recorder::default();
     let trainer = Trainer::new(config).expect("a configuration");
     { trainer.with_callback(rows.clone()) }.fit(&task, &data).expect("a run");

@@ -58,7 +58,7 @@ impl TrainModule for Overflowing {
 /// The golden weights: all runs start alike.
 fn gpt() -> GptTask {
     let mut task = GptTask::new(TINY);
-    let initial = pyroclast::gpt::weights::TorchWeights::open(&golden("init.safetensors"));
+    let initial = pyroclast::gpt::weights::InitialWeights::open(&golden("init.safetensors"));
     task.initial = Some(initial.expect("initial weights"));
     task
 }
@@ -317,7 +317,7 @@ fn the_first_unit_that_returns_no_numbers_is_found_when_asked_for() {
     let weights = folder.path().join("broken.safetensors");
     break_weights(&golden("init.safetensors"), &weights, "blocks.1.fc.weight");
     let mut task = GptTask::new(TINY);
-    let broken = pyroclast::gpt::weights::TorchWeights::open(&weights);
+    let broken = pyroclast::gpt::weights::InitialWeights::open(&weights);
     task.initial = Some(broken.expect("weights"));
     for precision in ["32-true", "bf16-mixed"] {
         let config = TrainerConfig { detect_anomaly: true, ..config(precision, 5) };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pyroclast::gpt::weights::{TorchWeights, save_torch};
+use pyroclast::gpt::weights::{InitialWeights, save_torch};
 use pyroclast::gpt::{GptConfig, GptTask, TextData};
 use pyroclast::{Sampling, Split, Trainer, TrainerConfig};
 use pyroclast_tests::{Recorder, assert_close, golden, golden_text};
@@ -68,7 +68,8 @@ fn check(
         ..TrainerConfig::default()
     };
     let mut task = GptTask::new(goldens.model);
-    task.initial = Some(TorchWeights::open(&golden("init.safetensors")).expect("initial weights"));
+    task.initial =
+        Some(InitialWeights::open(&golden("init.safetensors")).expect("initial weights"));
     let data = TextData::new(&golden_text(), goldens.model.context, goldens.val_split)
         .expect("enough text")
         .with_batch_size(goldens.batch)

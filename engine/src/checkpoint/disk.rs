@@ -49,10 +49,11 @@ fn call<T>(
 
 #[cfg(test)]
 pub(crate) mod faults {
-    //! Calls that fail, on this thread.
+    //! Calls that fail, on this thread and those that it lends its faults to.
 
-    use std::cell::Cell;
+    use std::cell::RefCell;
     use std::io;
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
     /// What happens at a call.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,36 +64,63 @@ pub(crate) mod faults {
         Death,
     }
 
+    /// How many calls there were, and the fault after how many more.
+    #[derive(Debug, Default)]
+    struct State {
+        calls: u64,
+        next: Option<(u64, Fault)>,
+    }
+
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct Faults(Arc<Mutex<State>>);
+
     thread_local! {
-        static NEXT: Cell<Option<(u64, Fault)>> = const { Cell::new(None) };
-        static CALLS: Cell<u64> = const { Cell::new(0) };
+        static FAULTS: RefCell<Faults> = RefCell::default();
+    }
+
+    /// This thread's.
+    pub(crate) fn here() -> Faults {
+        FAULTS.with_borrow(Clone::clone)
+    }
+
+    /// Makes another thread's faults those of this one.
+    pub(crate) fn share(faults: Faults) {
+        FAULTS.set(faults);
+    }
+
+    fn with<R>(f: impl FnOnce(MutexGuard<'_, State>) -> R) -> R {
+        FAULTS.with_borrow(|faults| f(faults.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Lets `calls` calls pass before the fault; returns how many there were since the last time.
     pub(crate) fn set(fault: Option<(u64, Fault)>) -> u64 {
-        NEXT.set(fault);
-        CALLS.replace(0)
+        with(|mut state| {
+            state.next = fault;
+            std::mem::take(&mut state.calls)
+        })
     }
 
     /// Whether the next call is the one that fails.
     pub(super) fn is_last() -> bool {
-        matches!(NEXT.get(), Some((0, _)))
+        with(|state| matches!(state.next, Some((0, _))))
     }
 
     pub(super) fn pass() -> io::Result<()> {
-        CALLS.set(CALLS.get() + 1);
-        match NEXT.get() {
-            None => Ok(()),
-            Some((0, fault)) => {
-                if fault == Fault::Once {
-                    NEXT.set(None);
+        with(|mut state| {
+            state.calls += 1;
+            match state.next {
+                None => Ok(()),
+                Some((0, fault)) => {
+                    if fault == Fault::Once {
+                        state.next = None;
+                    }
+                    Err(io::Error::from(io::ErrorKind::StorageFull))
                 }
-                Err(io::Error::from(io::ErrorKind::StorageFull))
+                Some((calls, fault)) => {
+                    state.next = Some((calls - 1, fault));
+                    Ok(())
+                }
             }
-            Some((calls, fault)) => {
-                NEXT.set(Some((calls - 1, fault)));
-                Ok(())
-            }
-        }
+        })
     }
 }

@@ -1,5 +1,4 @@
-//! A checkpoint's weights as one safetensors file, and a checkpoint as another number of ranks would write it: both
-//! a tensor at a time.
+//! A checkpoint's weights as one safetensors file, written a tensor at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,10 +7,9 @@ use std::path::Path;
 
 use pyroclast_kernels::numbers::Float;
 use pyroclast_strategies::ParamInfo;
-use pyroclast_strategies::shard::shard;
 
 use super::write::{HeaderEntry, header_text, safetensors_name};
-use super::{Checkpoint, Draft, Manifest, Stored, Written, file_of, sync, transpose};
+use super::{Checkpoint, Stored, sync, transpose};
 use crate::error::Error;
 
 /// Writes all weights and buffers to `path`, whole or not at all: in their own types or all in `float`, under the
@@ -86,60 +84,4 @@ fn write(
     file.into_inner()
         .map_err(|error| Error::io("writing", path)(io::Error::from(error.error().kind())))?;
     sync(path)
-}
-
-/// Writes the checkpoint to `path` as `world` ranks would have written it.
-///
-/// # Errors
-///
-/// [`Error::Config`] if there is something at `path`, [`Error::BadFile`] if the checkpoint is damaged, [`Error::Io`] if
-/// the new one cannot be written.
-pub fn reshard(checkpoint: &Checkpoint, path: &Path, world: usize) -> Result<(), Error> {
-    let path = std::path::absolute(path).map_err(Error::io("finding", path))?;
-    if path.exists() {
-        return Err(Error::setting("to", format!("{} exists already", path.display())));
-    }
-    let draft = Draft::new(&path);
-    draft.create()?;
-    let written = (0..world).map(|rank| write_rank(checkpoint, &draft, (rank, world)));
-    let finished = written.collect::<Result<Vec<Written>, Error>>().and_then(|written| {
-        let files = written.into_iter().enumerate();
-        let files = files.filter_map(|(rank, written)| Some((file_of(rank), written.file?)));
-        let manifest = Manifest { world, files: files.collect(), ..checkpoint.manifest.clone() };
-        draft.finish(&manifest)
-    });
-    if finished.is_err() {
-        draft.discard();
-    }
-    finished.map(drop)
-}
-
-fn write_rank(
-    checkpoint: &Checkpoint,
-    draft: &Draft,
-    (rank, world): (usize, usize),
-) -> Result<Written, Error> {
-    let mut pieces = vec![];
-    for (path, tensor) in &checkpoint.manifest.tensors {
-        let info = ParamInfo { path: path.clone(), shape: tensor.shape.clone() };
-        let range = shard(info.num_elements(), world, rank);
-        // A parameter without elements is rank 0's.
-        if !range.is_empty() || (rank == 0 && info.num_elements() == 0) {
-            let of = ["weights"].into_iter().chain(tensor.states.keys().map(String::as_str));
-            pieces.extend(of.map(|of| (of, info.clone(), range.clone())));
-        }
-    }
-    let read = |of: &str, info: &ParamInfo, range| checkpoint.read(of, &info.path, range);
-    let mut file = draft.shard(rank);
-    for (of, info, range) in &pieces {
-        let numbers = read(of, info, range.clone())?.unwrap_or_default();
-        file.announce(of, info, range.start, numbers.as_slice());
-        file.alias(&info.path, &checkpoint.manifest.tensors[&info.path].aliases);
-    }
-    let mut file = file.begin()?;
-    for (of, info, range) in &pieces {
-        let numbers = read(of, info, range.clone())?.unwrap_or_default();
-        file.piece(of, info, range.start, numbers.as_slice())?;
-    }
-    file.finish()
 }

@@ -27,6 +27,9 @@ pub struct CheckpointConfig {
     pub train_time_interval: Option<f64>,
     /// Whether epochs are counted when training has ended them (the default), or at the validation that follows.
     pub save_on_train_epoch_end: bool,
+    /// Whether training goes on while a checkpoint is written, from a copy that each rank makes of its own part in
+    /// host memory. The next checkpoint waits for it, and so does the end of the run. Default false.
+    pub async_save: bool,
     /// The folder's name: `{epoch}`, `{step}` and metrics in braces, with a number of digits where wanted, such
     /// as `{epoch}-{val_loss:.2}`, which becomes `epoch=3-val_loss=1.25`. Default `step-00001000`.
     pub filename: Option<String>,
@@ -43,6 +46,7 @@ impl Default for CheckpointConfig {
             every_n_epochs: None,
             train_time_interval: None,
             save_on_train_epoch_end: true,
+            async_save: false,
             filename: None,
         }
     }

@@ -6,7 +6,7 @@ use pyroclast_kernels::each;
 use pyroclast_kernels::numbers::{Float, Numbers};
 use pyroclast_strategies::ParamInfo;
 
-use super::TensorFile;
+use super::Tensors;
 use crate::error::Error;
 
 /// How a file stores a parameter.
@@ -18,30 +18,34 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Reads the numbers, in Burn's layout; those of 16 bits as `f32`, which has all of them: a model of mixed types
-    /// would not run.
-    pub(crate) fn read(&self, file: &TensorFile) -> Result<Numbers, Error> {
+    /// Reads the numbers, in Burn's layout.
+    pub(crate) fn read(&self, file: &Tensors) -> Result<Numbers, Error> {
         let numbers = file.read(&self.name)?;
-        let is_half = numbers.float().is_half();
-        let numbers = if is_half { numbers.into_float(Float::F32) } else { numbers };
         Ok(match (self.transposed, file.shape(&self.name)) {
             (true, Some(&[rows, columns])) => transpose(&numbers, rows, columns),
             _ => numbers,
         })
     }
+
+    /// The same, those of 16 bits as `f32`, which has all of them: a model of mixed types would not run.
+    pub(crate) fn read_wide(&self, file: &Tensors) -> Result<Numbers, Error> {
+        let numbers = self.read(file)?;
+        let is_half = numbers.float().is_half();
+        Ok(if is_half { numbers.into_float(Float::F32) } else { numbers })
+    }
 }
 
 /// Finds numbers for parameters and buffers, and notes what does not fit.
 pub(crate) struct Lookup<'a, F> {
-    file: &'a TensorFile,
+    file: &'a Tensors,
     stored: F,
     unused: BTreeSet<&'a str>,
     problem: Option<String>,
 }
 
 impl<'a, F: Fn(&ParamInfo) -> Stored> Lookup<'a, F> {
-    pub(crate) fn new(file: &'a TensorFile, stored: F) -> Self {
-        Self { file, stored, unused: file.names().collect(), problem: None }
+    pub(crate) fn new(file: &'a Tensors, stored: F) -> Self {
+        Self { file, stored, unused: file.names().into_iter().collect(), problem: None }
     }
 
     /// Where the numbers of one parameter are.

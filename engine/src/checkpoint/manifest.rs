@@ -12,7 +12,7 @@ use super::{BLOCK, Kept};
 use crate::error::Error;
 
 /// The version of the format that is written and read.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// The file's name.
 pub(crate) const NAME: &str = "checkpoint.json";
@@ -38,10 +38,14 @@ pub struct Manifest {
     pub tokens: u64,
     /// Samples of the training data.
     pub dataset_len: u64,
+    /// What callbacks want to know again, by their keys.
+    pub callbacks: BTreeMap<String, serde_json::Value>,
     /// Checkpoints of the run that are kept, this one included, and how good they are.
     pub kept: Vec<Kept>,
     /// Checkpoints that are removed once this one is there: after a crash some may be left.
     pub replaced: Vec<String>,
+    /// Whether each machine has its own ranks' files alone.
+    pub node_local: bool,
     /// Ranks that wrote it, each a file.
     pub world: usize,
     /// The resolved configuration of the run that wrote it.

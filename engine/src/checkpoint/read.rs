@@ -28,6 +28,8 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     path: PathBuf,
     files: Vec<ShardFile>,
+    /// Files that other machines have.
+    elsewhere: Vec<String>,
     /// By what it is of, and path: the pieces in order.
     pieces: HashMap<(String, String), Vec<PieceAt>>,
 }
@@ -39,7 +41,6 @@ struct PieceAt {
     len: usize,
     file: usize,
     offset: u64,
-    float: Float,
 }
 
 /// A file of numbers.
@@ -130,18 +131,22 @@ impl ShardFile {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `path`, and checks that every number of every tensor is somewhere, once. The
-    /// numbers are verified when they are read.
+    /// Opens the checkpoint in `path`, and checks that every number of every tensor is somewhere, once; or, of one
+    /// that machines keep apart, that none of those here is twice. The numbers are verified when they are read.
     ///
     /// # Errors
     ///
     /// [`Error::BadFile`].
     pub fn open(path: &Path) -> Result<Self, Error> {
         let manifest = Manifest::read(path)?;
-        let mut files = vec![];
+        let (mut files, mut elsewhere) = (vec![], vec![]);
         let mut pieces: HashMap<(String, String), Vec<PieceAt>> = HashMap::new();
-        for (file, (name, entry)) in manifest.files.iter().enumerate() {
-            let shard = ShardFile::open(path.join(name), entry.clone())?;
+        for (name, entry) in &manifest.files {
+            if manifest.node_local && !path.join(name).exists() {
+                elsewhere.push(name.clone());
+                continue;
+            }
+            let (file, shard) = (files.len(), ShardFile::open(path.join(name), entry.clone())?);
             let (metadata, start) = shard.header()?;
             for (name, info) in metadata.tensors() {
                 let bad =
@@ -161,12 +166,12 @@ impl Checkpoint {
                 }
                 let [len] = info.shape[..] else { return Err(bad("is not flat")) };
                 let offset = start + info.data_offsets.0 as u64;
-                let piece = PieceAt { start: at, len, file, offset, float };
+                let piece = PieceAt { start: at, len, file, offset };
                 pieces.entry((of.to_owned(), tensor.to_owned())).or_default().push(piece);
             }
             files.push(shard);
         }
-        let this = Self { manifest, path: path.to_owned(), files, pieces };
+        let this = Self { manifest, path: path.to_owned(), files, elsewhere, pieces };
         this.sorted()
     }
 
@@ -178,13 +183,15 @@ impl Checkpoint {
             for of in ["weights"].into_iter().chain(states) {
                 let pieces = self.pieces.entry((of.to_owned(), path.clone())).or_default();
                 pieces.sort_by_key(|piece| (piece.start, piece.len));
+                let may_lack = !self.elsewhere.is_empty();
+                let follows = |end: usize, start: usize| end == start || may_lack && end < start;
                 let mut end = Some(0usize);
                 for piece in pieces.iter() {
                     end = end
-                        .filter(|end| *end == piece.start)
+                        .filter(|end| follows(*end, piece.start))
                         .and_then(|end| end.checked_add(piece.len));
                 }
-                if end != Some(elements) {
+                if !end.is_some_and(|end| follows(end, elements)) {
                     let problem = format!(
                         "{of} of `{path}` should have {elements} elements; its pieces have gaps or overlap: \
                          was a rank's file of another checkpoint?"
@@ -217,16 +224,27 @@ impl Checkpoint {
         let Some(pieces) = self.pieces.get(&(of.to_owned(), path.to_owned())) else {
             return Ok(None);
         };
-        let float = pieces.first().map_or(Float::F32, |piece| piece.float);
-        let has = pieces.last().map_or(0, |piece| piece.start + piece.len);
+        let (float, has) = self.expected(of, path);
         if range.end > has {
             let problem = format!("{of} of `{path}` has {has} elements, not {}", range.end);
             return Err(Error::bad_file(&self.path, problem));
         }
+        let shared = |piece: &PieceAt| {
+            piece.start.max(range.start)..(piece.start + piece.len).min(range.end)
+        };
+        let here: usize = pieces.iter().map(|piece| shared(piece).len()).sum();
+        if here < range.len() {
+            let problem = format!(
+                "{} elements of {of} of `{path}` are in files of other machines ({}); bring all machines' files into \
+                 one folder",
+                range.len() - here,
+                self.elsewhere.join(", ")
+            );
+            return Err(Error::bad_file(&self.path, problem));
+        }
         let mut numbers = Numbers::zeros(float, range.len());
         for piece in pieces {
-            let start = piece.start.max(range.start);
-            let end = (piece.start + piece.len).min(range.end);
+            let Range { start, end } = shared(piece);
             if start < end {
                 let offset = piece.offset + ((start - piece.start) * float.size()) as u64;
                 let target = numbers.part_mut(start - range.start..end - range.start).as_bytes();
@@ -239,6 +257,21 @@ impl Checkpoint {
         Ok(Some(numbers))
     }
 
+    /// The type and number of a parameter's elements, by the manifest.
+    fn expected(&self, of: &str, path: &str) -> (Float, usize) {
+        let tensor = self.manifest.tensors.get(path);
+        let dtype = tensor.and_then(|tensor| tensor.dtype_of(of));
+        let float = Float::ALL.into_iter().find(|float| Some(float.name()) == dtype);
+        let elements = tensor.and_then(|tensor| tensor.num_elements());
+        (float.unwrap_or_default(), elements.unwrap_or_default())
+    }
+
+    /// Names of the files that other machines have, where each keeps its own.
+    #[must_use]
+    pub fn elsewhere(&self) -> &[String] {
+        &self.elsewhere
+    }
+
     /// All of a parameter's elements, as [`Self::read`].
     ///
     /// # Errors
@@ -249,7 +282,7 @@ impl Checkpoint {
         self.read(of, path, 0..elements.unwrap_or_default())
     }
 
-    /// Reads every byte, and checks that it is what was written.
+    /// Reads every byte of the files that are here, and checks that it is what was written.
     ///
     /// # Errors
     ///

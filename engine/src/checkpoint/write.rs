@@ -28,6 +28,18 @@ pub(crate) struct Written {
     pub(crate) tensors: BTreeMap<String, TensorEntry>,
 }
 
+impl Manifest {
+    /// With what all ranks have written, in their order.
+    pub(crate) fn with_files(mut self, written: Vec<Written>) -> Self {
+        self.world = written.len();
+        for (rank, Written { file, tensors }) in written.into_iter().enumerate() {
+            self.files.extend(file.map(|file| (file_of(rank), file)));
+            self.tensors.extend(tensors);
+        }
+        self
+    }
+}
+
 impl Draft {
     /// Of the checkpoint that will be at `path`.
     pub(crate) fn new(path: &Path) -> Self {
@@ -51,6 +63,11 @@ impl Draft {
         &self.temporary
     }
 
+    /// Where the checkpoint will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Begins a rank's file.
     pub(crate) fn shard(&self, rank: usize) -> Shard {
         Shard { path: self.temporary.join(file_of(rank)), header: Header::default() }
@@ -58,7 +75,7 @@ impl Draft {
 
     /// Writes the manifest, on rank 0, once all ranks have written their files; and gives the checkpoint its
     /// name.
-    pub(crate) fn finish(&self, manifest: &Manifest) -> Result<PathBuf, Error> {
+    pub(crate) fn finish(&self, manifest: &Manifest) -> Result<(), Error> {
         let path = self.temporary.join(manifest::NAME);
         let text = serde_json::to_vec_pretty(manifest)
             .map_err(|error| Error::io("writing", &path)(io::Error::from(error)))?;
@@ -70,7 +87,7 @@ impl Draft {
         if let Some(parent) = self.path.parent() {
             disk::sync(parent)?;
         }
-        Ok(self.path.clone())
+        Ok(())
     }
 
     /// Removes what was written, after a failure.
@@ -130,6 +147,11 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
+    /// Where the file will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Announces a piece: `len` numbers from element `start` of a parameter.
     pub(crate) fn announce(&mut self, of: &str, info: &ParamInfo, start: usize, values: Slice<'_>) {
         let header = &mut self.header;

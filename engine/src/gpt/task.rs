@@ -8,7 +8,7 @@ use pyroclast_strategies::ParamGroup;
 use super::config::{GptConfig, VOCABULARY};
 use super::model::Gpt;
 use super::text::Windows;
-use super::weights::{self, TorchWeights};
+use super::weights::{self, InitialWeights};
 use crate::error::BoxError;
 use crate::task::{RankContext, StepOutput, TrainModule};
 
@@ -28,7 +28,7 @@ pub struct GptTask {
     /// Sizes of the model.
     pub config: GptConfig,
     /// Initial weights in place of random ones.
-    pub initial: Option<TorchWeights>,
+    pub initial: Option<InitialWeights>,
     /// Which parameters are decayed.
     pub decay: Decay,
 }
@@ -48,7 +48,7 @@ impl GptTask {
     pub fn model(&self, device: &Device) -> Result<Gpt, crate::Error> {
         let model = Gpt::new(&self.config, device);
         match &self.initial {
-            Some(initial) => weights::from_torch(model, initial),
+            Some(initial) => weights::initialise(model, initial),
             None => Ok(model),
         }
     }

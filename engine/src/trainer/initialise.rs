@@ -1,6 +1,7 @@
 //! A rank's model before its first step: built, or restored from a checkpoint.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleVisitor};
@@ -10,8 +11,11 @@ use pyroclast_strategies::{
 use serde_json::Value;
 
 use super::rank::Shared;
-use crate::checkpoint::{Checkpoint, Manifest};
+use super::save::Home;
+use crate::checkpoint::{self, Checkpoint, Manifest, TensorEntry};
 use crate::error::{Error, Mistake};
+use crate::output::{RunFolder, Sharing, checkpoint_in};
+use crate::plan::Resume;
 use crate::step::{hash, user};
 use crate::task::{RankContext, TrainModule};
 
@@ -118,9 +122,60 @@ impl ModuleVisitor for FindDropout {
     }
 }
 
+/// The checkpoint to continue from, if there is one. Read before anything is built or written: a damaged one costs
+/// no time. All ranks call it.
+pub(super) fn to_continue(
+    home: &Home,
+    resume: &Resume,
+    group: &ProcessGroup,
+) -> Result<Option<Checkpoint>, Error> {
+    let folder = home.folder().map(RunFolder::checkpoints);
+    let path = match (resume, folder) {
+        (Resume::Never, _) | (Resume::IfPresent, None) => None,
+        (Resume::IfPresent, Some(folder)) => match home.sharing() {
+            Sharing::OneFolder => checkpoint::newest(&folder)?,
+            Sharing::NodeLocal => newest_of_all(&folder, group)?,
+        },
+        (Resume::From(path), _) => Some(checkpoint_in(path)?),
+    };
+    let resumed = path.as_deref().map(Checkpoint::open).transpose()?;
+    agree(resumed.as_ref(), group)?;
+    Ok(resumed)
+}
+
+/// The newest checkpoint that all machines have: a crash may have left one that only some of them made.
+fn newest_of_all(folder: &Path, group: &ProcessGroup) -> Result<Option<PathBuf>, Error> {
+    let here = checkpoint::by_step(folder)?;
+    let mut newest = vec![-1; group.world()];
+    newest[group.rank()] = here.last().map_or(-1, |(step, _)| i64::try_from(*step).unwrap_or(-1));
+    let newest = group.all_gather(newest).wait()?;
+    let common = newest.iter().copied().min().unwrap_or(-1);
+    let without = newest.iter().position(|step| *step < 0);
+    let with = newest.iter().position(|step| *step >= 0);
+    if let (Some(without), Some(with)) = (without, with) {
+        let problem = format!(
+            "rank {without} finds no checkpoint in its folder, but rank {with} has one of step {}; bring its \
+             machine's files back, or name an empty folder on every machine",
+            newest[with]
+        );
+        return Err(Error::setting("resume", problem));
+    }
+    let found = here.into_iter().find(|(step, _)| i64::try_from(*step) == Ok(common));
+    match found {
+        None if common >= 0 => Err(Error::setting(
+            "resume",
+            format!(
+                "the newest checkpoint that every machine may have is of step {common}, and {} has none of it",
+                folder.display()
+            ),
+        )),
+        found => Ok(found.map(|(_, path)| path)),
+    }
+}
+
 /// Refuses to go on where ranks have read different checkpoints, which are those of machines with
 /// folders of their own.
-pub(super) fn agree(resumed: Option<&Checkpoint>, group: &ProcessGroup) -> Result<(), Error> {
+fn agree(resumed: Option<&Checkpoint>, group: &ProcessGroup) -> Result<(), Error> {
     let manifest = resumed.map(|checkpoint| &checkpoint.manifest);
     // Half of the integers, so that none stands for no checkpoint.
     let identity = manifest.map_or(-1, |manifest| i64::from(fingerprint(manifest)));
@@ -133,7 +188,7 @@ pub(super) fn agree(resumed: Option<&Checkpoint>, group: &ProcessGroup) -> Resul
             "resume",
             format!(
                 "rank {rank} finds another checkpoint than rank 0, or only one of them finds any; \
-                 name a folder that all machines share"
+                 name a folder that all machines share, or let each keep its own with node_local"
             ),
         )),
     }
@@ -151,6 +206,12 @@ pub(super) fn restore<M: Module>(
     strategy: &mut DataParallel,
     checkpoint: &Checkpoint,
 ) -> Result<M, Error> {
+    let has_states = |tensor: &TensorEntry| !tensor.states.is_empty();
+    if checkpoint.manifest.samples == 0 && !checkpoint.manifest.tensors.values().any(has_states) {
+        let problem =
+            "the checkpoint has weights alone, as imported ones do; begin with them: init_from";
+        return Err(Error::setting("resume", problem));
+    }
     let infos = strategy.param_infos(&model);
     same_model(&infos, checkpoint).map_err(|problem| {
         Error::setting("resume", format!("the checkpoint is of another model: {problem}"))

@@ -1,23 +1,23 @@
 //! One rank's part of a run, from its data to its last checkpoint.
 
-use std::collections::BTreeMap;
+mod checkpoints;
+
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
 use pyroclast_precision::{AtMinimum, Scaler};
-use pyroclast_strategies::{DataParallel, ProcessGroup, Rate, ReduceOp};
+use pyroclast_strategies::{DataParallel, ProcessGroup, Rate};
 
 use super::agreement::agree_on_settings;
-use super::initialise::{Randomness, Started, agree, check_identity, restore, start};
+use super::initialise::{Randomness, Started, check_identity, restore, start, to_continue};
 use super::progress::Progress;
-use super::save::{Saver, State};
+use super::save::{Home, Saver};
 use super::{Fitted, StopReason};
-use crate::callback::{Action, Callback, RunInfo};
-use crate::checkpoint::{self, Manifest};
+use crate::callback::{self, Action, Callback, RunInfo};
 use crate::data::loader::{self, Place};
 use crate::data::{DataModule, Loader, MicroBatches};
 use crate::error::Error;
@@ -47,20 +47,17 @@ struct Rank<'a, T> {
     context: RankContext,
     callbacks: &'a mut [Box<dyn Callback>],
     /// On rank 0, if the run writes anything.
-    output: Option<Output>,
+    metrics: Option<MetricsFile>,
+    /// Keeps other runs out of the folder, on ranks that look after one.
+    lock: Option<File>,
     /// On rank 0.
     monitors: Monitors,
     randomness: Randomness,
     progress: Progress,
     scaler: Scaler,
     saver: Saver,
-}
-
-/// What rank 0 writes to.
-struct Output {
-    metrics: MetricsFile,
-    /// Keeps other runs out of the folder.
-    _lock: File,
+    /// What the checkpoint that the run came from holds of callbacks.
+    callback_states: callback::States,
 }
 
 /// Runs a rank.
@@ -81,10 +78,12 @@ where
         device: shared.device.clone().autodiff(),
         dtype: plan.precision.types.types.output.dtype(),
     };
-    if let Some(folder) = shared.folder.as_ref().filter(|_| context.rank == 0) {
+    let place = (context.rank, plan.local_rank(context.rank));
+    let home = Home::new(shared.folder.clone(), plan.sharing(), place);
+    if let Some(folder) = home.kept() {
         folder.refuse_taken(&plan.resume)?;
     }
-    prepare(&mut data, plan.local_rank(context.rank), &context, &group)?;
+    prepare(&mut data, place.1, &context, &group)?;
     let (train, validation) = (data.train(), data.validation());
     loader::check(&train, "training")?;
     validation.as_ref().map_or(Ok(()), |loader| loader::check(loader, "validation"))?;
@@ -93,9 +92,7 @@ where
     if plan.process.is_some() {
         agree_on_settings(shared.config, train.dataset.len() as u64, &group)?;
     }
-    // Read before anything is built or written: a damaged checkpoint costs no time.
-    let resumed = RunFolder::resume(shared.folder.as_ref(), &plan.resume)?;
-    agree(resumed.as_ref(), &group)?;
+    let resumed = to_continue(&home, &plan.resume, &group)?;
     let Started { mut model, mut strategy, randomness } = start(shared, &context, &group)?;
     if let Some(checkpoint) = &resumed {
         check_identity(&checkpoint.manifest, shared.config, train.dataset.len() as u64)?;
@@ -107,9 +104,8 @@ where
     if let Some(state) = manifest.as_ref().and_then(|manifest| manifest.scaler) {
         scaler.restore(state);
     }
-    let folder = shared.folder.as_ref().filter(|_| context.rank == 0).map(RunFolder::checkpoints);
     let config = plan.resolved.checkpoint.clone();
-    let saver = Saver::new(config, folder, manifest.as_ref(), progress.epochs());
+    let saver = Saver::new(config, home, manifest.as_ref(), progress.epochs());
     let is_silent = context.rank > 0 || plan.resolved.fast_dev_run;
     let monitors = if is_silent { Monitors::none() } else { Monitors::open(&plan.resolved)? };
     let mut rank = Rank {
@@ -117,13 +113,16 @@ where
         group,
         context,
         callbacks,
-        output: None,
+        metrics: None,
+        lock: None,
         monitors,
         randomness,
         progress,
         scaler,
         saver,
+        callback_states: manifest.map(|manifest| manifest.callbacks).unwrap_or_default(),
     };
+    callback::load(rank.callbacks, &rank.callback_states)?;
     rank.open_output()?;
     rank.train(model, &mut strategy, &train, validation.as_ref())
 }
@@ -165,14 +164,15 @@ impl<T: TrainModule> Rank<'_, T> {
     }
 
     fn open_output(&mut self) -> Result<(), Error> {
-        if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.context.rank == 0) {
-            let lock = folder.create()?;
+        if let Some(folder) = self.saver.home().kept() {
+            self.lock = Some(folder.create()?);
             // Another run may have come and gone since this was checked without the lock.
             folder.refuse_taken(&self.shared.plan.resume)?;
             self.saver.clean_up()?;
-            let metrics = MetricsFile::open(&folder.metrics(), self.progress.step)?;
+        }
+        if let Some(folder) = self.shared.folder.as_ref().filter(|_| self.is_first()) {
+            self.metrics = Some(MetricsFile::open(&folder.metrics(), self.progress.step)?);
             folder.write_config(self.shared.config)?;
-            self.output = Some(Output { metrics, _lock: lock });
         }
         Ok(())
     }
@@ -221,7 +221,7 @@ impl<T: TrainModule> Rank<'_, T> {
             }
             if let Err(error) = self.judge(strategy, &report)? {
                 // All ranks see the same; the last good state is saved first.
-                self.save(&model, strategy)?;
+                self.save_at_end(&model, strategy)?;
                 self.group.barrier()?;
                 return Err(error);
             }
@@ -239,10 +239,8 @@ impl<T: TrainModule> Rank<'_, T> {
                 self.report(&row, &mut action, |callback, row| callback.on_validation_end(row))?;
                 last_validation = Some(row);
             }
-            let (manifest, epochs) = (self.manifest(), self.progress.epochs());
-            let state = State { group: &self.group, strategy, model: &model, manifest, epochs };
-            self.saver.after_step(&state, due.is_some())?;
-            if self.anybody_stops(action)? && self.progress.step < self.progress.last_step {
+            self.save_if_due(&model, strategy, due.is_some())?;
+            if self.agree_to_stop(action)? && self.progress.step < self.progress.last_step {
                 reason = StopReason::Stopped;
             }
         }
@@ -256,7 +254,7 @@ impl<T: TrainModule> Rank<'_, T> {
     /// all others do, or the last before the run ends.
     fn records_memory(&self) -> bool {
         let second = (self.progress.first_step + 2).min(self.progress.last_step);
-        self.output.is_some() && self.progress.step + 1 == second
+        self.metrics.is_some() && self.progress.step + 1 == second
     }
 
     /// Writes what this rank held during the step that has just been taken.
@@ -370,8 +368,8 @@ impl<T: TrainModule> Rank<'_, T> {
         action: &mut Action,
         call: impl Fn(&mut dyn Callback, &Metrics) -> Action,
     ) -> Result<(), Error> {
-        if let Some(output) = &mut self.output {
-            output.metrics.append(row)?;
+        if let Some(metrics) = &mut self.metrics {
+            metrics.append(row)?;
         }
         self.monitors.record(row, self.progress.samples)?;
         self.saver.note(row);
@@ -419,13 +417,6 @@ impl<T: TrainModule> Rank<'_, T> {
         Ok(self.row(Split::Val, &totals))
     }
 
-    /// Whether any rank wants to stop, agreed on by all, so that none goes on alone.
-    fn anybody_stops(&self, action: Action) -> Result<bool, Error> {
-        let stop = action == Action::Stop || self.shared.stop.load(Ordering::Relaxed);
-        let votes = self.group.all_reduce(vec![f64::from(u8::from(stop))], ReduceOp::Max).wait()?;
-        Ok(votes[0] > 0.0)
-    }
-
     /// The last checkpoint and the report; the other ranks wait for them.
     fn finish(
         &mut self,
@@ -433,7 +424,7 @@ impl<T: TrainModule> Rank<'_, T> {
         strategy: &DataParallel,
         reason: StopReason,
     ) -> Result<(), Error> {
-        self.save(model, strategy)?;
+        self.save_at_end(model, strategy)?;
         if self.is_first() {
             if let Some(folder) = &self.shared.folder {
                 report::write(folder, self.shared.config)?;
@@ -441,31 +432,6 @@ impl<T: TrainModule> Rank<'_, T> {
             self.callbacks.iter_mut().for_each(|callback| callback.on_fit_end(reason));
         }
         Ok(self.group.barrier()?)
-    }
-
-    /// Saves the run, at its end.
-    fn save(&mut self, model: &T::Model, strategy: &DataParallel) -> Result<(), Error> {
-        let (manifest, epochs) = (self.manifest(), self.progress.epochs());
-        self.saver.at_end(&State { group: &self.group, strategy, model, manifest, epochs })
-    }
-
-    /// What a checkpoint says of the run.
-    fn manifest(&self) -> Manifest {
-        Manifest {
-            format: checkpoint::FORMAT,
-            step: self.progress.step,
-            skipped: self.progress.skipped,
-            scaler: self.scaler.skips().then(|| self.scaler.state()),
-            samples: self.progress.samples,
-            tokens: self.progress.tokens,
-            dataset_len: self.progress.epoch_len,
-            kept: vec![],
-            replaced: vec![],
-            world: self.context.world,
-            config: self.shared.config.clone(),
-            tensors: BTreeMap::new(),
-            files: BTreeMap::new(),
-        }
     }
 }
 

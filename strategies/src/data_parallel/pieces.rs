@@ -5,14 +5,16 @@ use std::ops::Range;
 
 use burn::module::Module;
 use pyroclast_kernels::flat::FlatTensor;
-use pyroclast_kernels::numbers::{Numbers, Slice};
+use pyroclast_kernels::numbers::{Float, Numbers, Slice};
 
 use super::DataParallel;
+use super::agree::told;
 use crate::error::Error;
-use crate::layout::{Kind, Layout, ParamInfo, ParamSlot};
+use crate::layout::{Kind, ParamInfo, ParamSlot};
 use crate::parameters;
 use crate::run::Run;
 use crate::shard::shard;
+use crate::stage::Stage;
 use crate::weights::hollow_out;
 
 /// What a piece is of.
@@ -162,13 +164,24 @@ impl DataParallel {
         }
     }
 
-    /// Continues from saved numbers, after `steps` steps that changed the weights. Each rank asks for no more
-    /// than it stores.
+    /// Continues from saved numbers, after `steps` steps that changed the weights. Each rank asks for its own part
+    /// alone, as [`Self::own_pieces`] names it; where it holds more, the others tell it. All ranks must call it.
     ///
     /// # Errors
     ///
-    /// [`Error::MissingValues`], [`Error::WrongLength`], or what `source` returns.
+    /// [`Error::MissingValues`], [`Error::WrongLength`], what `source` returns, or what ended a collective. The other
+    /// ranks are told.
     pub fn restore<M: Module>(
+        &mut self,
+        model: M,
+        steps: u64,
+        source: &mut impl Pieces,
+    ) -> Result<M, Error> {
+        let run = std::sync::Arc::clone(&self.run);
+        told(&run.group, self.restored(model, steps, source))
+    }
+
+    fn restored<M: Module>(
         &mut self,
         model: M,
         steps: u64,
@@ -176,16 +189,17 @@ impl DataParallel {
     ) -> Result<M, Error> {
         self.optimizer.set_steps(steps);
         let run = std::sync::Arc::clone(&self.run);
-        let Run { layout, device, .. } = &*run;
+        let Run { layout, group, device, .. } = &*run;
         let mut failed = None;
         let model = parameters::write_where(model, |id, info| {
-            if layout.stored(id).is_some() || failed.is_some() {
+            if layout.stored(id).is_some() || group.rank() > 0 || failed.is_some() {
                 return None;
             }
             let read = read(source, PieceOf::Weights, info, 0..info.num_elements());
             read.map_err(|error| failed = Some(error)).ok()
         })?;
         failed.map_or(Ok(()), Err)?;
+        let model = self.broadcast_untrained(model)?;
         let model = match self.gathers() {
             Some(gathers) => {
                 gathers.forget_persistent();
@@ -194,56 +208,41 @@ impl DataParallel {
             None => hollow_out(model, layout, device, |_| true),
         };
         for unit in 0..layout.units.len() {
-            self.restore_state(layout, unit, source)?;
+            self.restore_state(unit, source)?;
             for kind in Kind::ALL {
-                self.restore_weights(layout, (unit, kind), source)?;
+                self.restore_weights((unit, kind), source)?;
             }
         }
         Ok(self.filled(model))
     }
 
-    fn restore_state(
-        &mut self,
-        layout: &Layout,
-        unit: usize,
-        source: &mut impl Pieces,
-    ) -> Result<(), Error> {
-        let owned = self.stage.owned(&layout.units[unit], &self.run.group);
+    fn restore_state(&mut self, unit: usize, source: &mut impl Pieces) -> Result<(), Error> {
+        let held = if self.stage == Stage::Nothing { Held::All } else { Held::Shard };
         for (position, name) in self.optimizer.state_names().iter().enumerate() {
-            for slot in &layout.units[unit].params {
-                let (of_slot, of_owned) = overlap(&slot.range, &owned);
-                let values = read(source, PieceOf::State(name), &slot.info, of_slot)?;
-                let mut state = self.optimizer.state_mut(unit, position).part_mut(of_owned);
-                state.copy_from(values.as_slice());
-            }
+            let float = self.optimizer.state(unit)[position].float();
+            let of = (unit, Kind::Trained, PieceOf::State(name));
+            let values = self.assembled(of, float, held, source)?;
+            *self.optimizer.state_mut(unit, position) = values;
         }
         Ok(())
     }
 
-    /// Reads what this rank stores of a buffer: all of it, or its shard.
     fn restore_weights(
         &mut self,
-        layout: &Layout,
         (unit, kind): (usize, Kind),
         source: &mut impl Pieces,
     ) -> Result<(), Error> {
-        let Run { group, device, .. } = &*self.run;
-        let (slots, len) = layout.units[unit].buffer(kind);
-        let types = layout.units[unit].types;
-        let stored = match self.run.is_sharded() {
-            true => shard(len, group.world(), group.rank()),
-            false => 0..len,
-        };
-        let mut weights = Numbers::zeros(types.params, stored.len());
-        for slot in slots {
-            let (of_slot, of_stored) = overlap(&slot.range, &stored);
-            let values = read(source, PieceOf::Weights, &slot.info, of_slot)?;
-            weights.part_mut(of_stored).copy_from(values.as_slice());
-        }
+        let held = if self.run.is_sharded() { Held::Shard } else { Held::All };
+        let types = self.run.layout.units[unit].types;
+        let weights = self.assembled((unit, kind, PieceOf::Weights), types.params, held, source)?;
+        let Run { layout, group, device, .. } = &*self.run;
         if kind == Kind::Trained {
             let owned = self.stage.owned(&layout.units[unit], group);
-            let own = owned.start - stored.start..owned.end - stored.start;
-            self.optimizer.set_masters(unit, weights.part(own));
+            let start = match held {
+                Held::All => 0,
+                Held::Shard => owned.start,
+            };
+            self.optimizer.set_masters(unit, weights.part(owned.start - start..owned.end - start));
         }
         match self.gathers() {
             Some(gathers) => gathers.with_shard(unit, kind, |mut shard| {
@@ -256,6 +255,42 @@ impl DataParallel {
         }
         Ok(())
     }
+
+    /// What this rank holds of one of a unit's buffers: it reads its own shard, and is told the others' if it holds
+    /// them.
+    fn assembled(
+        &self,
+        (unit, kind, of): (usize, Kind, PieceOf),
+        float: Float,
+        held: Held,
+        source: &mut impl Pieces,
+    ) -> Result<Numbers, Error> {
+        let Run { layout, group, .. } = &*self.run;
+        let (slots, len) = layout.units[unit].buffer(kind);
+        let own = shard(len, group.world(), group.rank());
+        let (buffer, start) = match held {
+            Held::All => (len, own.start),
+            Held::Shard => (own.len(), 0),
+        };
+        let mut numbers = Numbers::zeros(float, buffer);
+        for slot in slots {
+            let (of_slot, of_own) = overlap(&slot.range, &own);
+            let values = read(source, of, &slot.info, of_slot)?;
+            let target = start + of_own.start..start + of_own.end;
+            numbers.part_mut(target).copy_from(values.as_slice());
+        }
+        match held {
+            Held::All if len > 0 => group.all_gather_unit(unit, numbers).wait(),
+            _ => Ok(numbers),
+        }
+    }
+}
+
+/// What a rank holds of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    All,
+    Shard,
 }
 
 /// Hands the parts of `values` to `each` that are of `own`, by parameter. `values` begin at element `start` of the

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use pyroclast::checkpoint::{self, Checkpoint, Manifest};
+use pyroclast::checkpoint::{self, Checkpoint, Manifest, Tensors};
 use pyroclast::gpt::{GptConfig, weights};
 use pyroclast::output::RunFolder;
 use pyroclast::{Error, precision};
@@ -65,8 +65,25 @@ enum CheckpointCommand {
         #[arg(long)]
         world: usize,
     },
-    /// Not in this version: `train --init-from` reads safetensors.
-    Import,
+    /// Make a checkpoint of weights from elsewhere: safetensors, or a file that torch.save wrote, of which nothing is
+    /// executed. Train from it with --init-from.
+    Import {
+        /// The file.
+        #[arg(long, value_name = "FILE")]
+        from: PathBuf,
+        /// The new folder.
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+        /// Names and layout of matrices.
+        #[arg(long, value_enum, default_value_t = Layout::Torch)]
+        layout: Layout,
+        /// Attention heads of the GPT, which its weights do not tell. Without it, in Burn's layout, of any model.
+        #[arg(long, value_name = "HEADS")]
+        heads: Option<usize>,
+        /// The dictionary in a torch file that holds the weights, such as state_dict [default: the outermost].
+        #[arg(long, value_name = "NAME")]
+        key: Option<String>,
+    },
 }
 
 /// Whose names and layout.
@@ -91,17 +108,13 @@ impl CheckpointArgs {
                 let float = dtype.as_deref().map(precision::type_named).transpose();
                 let float = float.map_err(|error| misuse("dtype", error.to_string()))?;
                 let checkpoint = open(from)?;
-                match layout {
-                    Layout::Burn => weights::export_burn(&checkpoint, to, float)?,
-                    Layout::Torch => {
-                        let config = checkpoint.manifest.config.clone();
-                        if serde_json::from_value::<GptConfig>(config).is_err() {
-                            let problem = "torch is for the GPT, whose layers are known; use burn";
-                            return Err(misuse("layout", problem));
-                        }
-                        weights::export_torch(&checkpoint, to, float)?;
-                    }
+                let config = checkpoint.manifest.config.clone();
+                let is_gpt = serde_json::from_value::<GptConfig>(config).is_ok();
+                if let (Layout::Torch, false) = (layout, is_gpt) {
+                    let problem = "torch is for the GPT, whose layers are known; use burn";
+                    return Err(misuse("layout", problem));
                 }
+                weights::export(&checkpoint, to, layout.of_weights(), float)?;
                 say(&format!("wrote {}", to.display()));
                 Ok(())
             }
@@ -117,11 +130,34 @@ impl CheckpointArgs {
                 say(&format!("wrote {}", to.display()));
                 Ok(())
             }
-            CheckpointCommand::Import => {
-                let problem = "`checkpoint import` is not in this version; `train --init-from FILE` reads \
-                               weights in PyTorch layout from safetensors";
-                Err(misuse("command", problem))
+            CheckpointCommand::Import { from, to, layout, heads, key } => {
+                if to.exists() {
+                    return Err(misuse("to", format!("{} exists already", to.display())));
+                }
+                let tensors = Tensors::open(from, key.as_deref())?;
+                match (layout, heads) {
+                    (_, Some(heads)) => {
+                        weights::import(&tensors, layout.of_weights(), *heads, to)?;
+                    }
+                    (Layout::Burn, None) => weights::import_burn(&tensors, to)?,
+                    (Layout::Torch, None) => {
+                        let problem =
+                            "a GPT's weights do not tell how many it has; give their number";
+                        return Err(misuse("heads", problem));
+                    }
+                }
+                say(&format!("wrote {}", to.display()));
+                Ok(())
             }
+        }
+    }
+}
+
+impl Layout {
+    fn of_weights(self) -> weights::Layout {
+        match self {
+            Self::Torch => weights::Layout::Torch,
+            Self::Burn => weights::Layout::Burn,
         }
     }
 }
@@ -137,7 +173,14 @@ fn verify(checkpoint: &Checkpoint) -> Result<(), Error> {
     let bytes: u64 = checkpoint.manifest.files.values().map(|file| file.bytes).sum();
     let files = checkpoint.manifest.files.len();
     let path = checkpoint.path().display();
-    say(&format!("{path}: {files} files, {} bytes, all as they were written", grouped(bytes)));
+    let elsewhere = checkpoint.elsewhere();
+    if elsewhere.is_empty() {
+        say(&format!("{path}: {files} files, {} bytes, all as they were written", grouped(bytes)));
+    } else {
+        let (here, names) = (files - elsewhere.len(), elsewhere.join(", "));
+        say(&format!("{path}: {here} of {files} files are here, all as they were written"));
+        say(&format!("  other machines have {names}"));
+    }
     Ok(())
 }
 
@@ -177,12 +220,18 @@ fn inspect(checkpoint: &Checkpoint, format: Format) -> Result<(), Error> {
     say(&format!("{}", checkpoint.path().display()));
     say(&format!("  step        {} ({} skipped)", grouped(manifest.step), manifest.skipped));
     say(&format!("  trained on  {} samples", grouped(manifest.samples)));
-    say(&format!(
-        "  written by  {} ranks, {}, {}",
-        manifest.world,
-        text("strategy"),
-        text("precision")
-    ));
+    match manifest.config.get("strategy") {
+        Some(_) => say(&format!(
+            "  written by  {} ranks, {}, {}",
+            manifest.world,
+            text("strategy"),
+            text("precision")
+        )),
+        None => say("  written by  checkpoint import"),
+    }
+    if !checkpoint.elsewhere().is_empty() {
+        say(&format!("  elsewhere   {}", checkpoint.elsewhere().join(", ")));
+    }
     for ((of, dtype), elements) in totals {
         say(&format!("  {of:<11} {} {dtype}", grouped(elements)));
     }

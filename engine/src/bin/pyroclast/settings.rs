@@ -2,6 +2,7 @@
 
 mod file;
 mod merge;
+mod parse;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) context: Option<usize>,
     /// Text file, or folder of text files [default: the project's own documentation and sources].
-    #[arg(long, value_name = "PATH", value_parser = path)]
+    #[arg(long, value_name = "PATH", value_parser = parse::path)]
     pub(crate) data: Option<PathBuf>,
     /// Part of the text that is held out, from its end [default: 0.1].
     #[arg(long)]
@@ -54,7 +55,7 @@ pub(crate) struct Settings {
     pub(crate) batch_size: Option<usize>,
     /// auto (default), single, ddp, fsdp, zero1, zero2, zero3, deepspeed, deepspeed_stage_1 to _3; or JSON
     /// with a strategy's settings, such as '{"fsdp": {"sharding_strategy": "SHARD_GRAD_OP"}}'.
-    #[arg(long, value_name = "NAME|JSON", value_parser = strategy)]
+    #[arg(long, value_name = "NAME|JSON", value_parser = parse::strategy)]
     pub(crate) strategy: Option<StrategyConfig>,
     /// Units that recompute their activations: none (default), all, types=A,B, paths=blocks.0 or
     /// min_params=N.
@@ -67,7 +68,7 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) accelerator: Option<String>,
     /// Replicas, and ranks that shard each (not in this version).
-    #[arg(long, value_name = "REPLICATE,SHARD", value_parser = mesh)]
+    #[arg(long, value_name = "REPLICATE,SHARD", value_parser = parse::mesh)]
     pub(crate) device_mesh: Option<(usize, usize)>,
     /// Ranks on this node [default: 1]. Where each is a process, WORLD_SIZE says how many there are.
     #[arg(long)]
@@ -91,14 +92,14 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) precision: Option<String>,
     /// Units with a precision of their own: '{"types=LayerNorm": "32-true"}'.
-    #[arg(long, value_name = "JSON", value_parser = overrides)]
+    #[arg(long, value_name = "JSON", value_parser = parse::overrides)]
     pub(crate) precision_overrides: Option<BTreeMap<String, String>>,
     /// What gradients are summed in [default: f32; f64 for 64-true].
     #[arg(long, value_name = "TYPE")]
     pub(crate) reduce_dtype: Option<String>,
     /// For 16-mixed and 16-true: dynamic (default), a number, or JSON with a rule, such as
     /// '{"deepspeed": {"hysteresis": 2}}'.
-    #[arg(long, value_name = "NAME|NUMBER|JSON", value_parser = loss_scale)]
+    #[arg(long, value_name = "NAME|NUMBER|JSON", value_parser = parse::loss_scale)]
     pub(crate) loss_scale: Option<LossScaleConfig>,
     /// Name the first unit whose output is NaN or infinite. Takes time.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
@@ -135,7 +136,7 @@ pub(crate) struct Settings {
     pub(crate) decay_all: Option<bool>,
     /// constant (default), linear, cosine; or JSON with one of DeepSpeed's schedulers, such as
     /// '{"WarmupLR": {"warmup_num_steps": 100}}'.
-    #[arg(long, value_name = "NAME|JSON", value_parser = schedule)]
+    #[arg(long, value_name = "NAME|JSON", value_parser = parse::schedule)]
     pub(crate) schedule: Option<ScheduleConfig>,
     /// Steps over which the learning rate rises from 0 [default: 0].
     #[arg(long)]
@@ -174,27 +175,30 @@ pub(crate) struct Settings {
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) fast_dev_run: Option<bool>,
     /// Folder for metrics, checkpoints and report [default: runs/MODEL-N].
-    #[arg(long, value_name = "DIR", value_parser = path)]
+    #[arg(long, value_name = "DIR", value_parser = parse::path)]
     pub(crate) out: Option<PathBuf>,
+    /// Each machine keeps its ranks' part of every checkpoint in its own folder, where machines share none.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) node_local: Option<bool>,
     /// When checkpoints are saved and which are kept, as JSON: '{"every_n_train_steps": 100, "monitor": "val_loss",
     /// "save_top_k": 3}' [default: every epoch, the newest].
-    #[arg(long, value_name = "JSON", value_parser = checkpoint)]
+    #[arg(long, value_name = "JSON", value_parser = parse::checkpoint)]
     pub(crate) checkpoint: Option<CheckpointConfig>,
     /// auto (the newest checkpoint under --out) or a checkpoint's folder.
     #[arg(long, value_name = "auto|PATH")]
     pub(crate) resume: Option<String>,
     /// Curves as CSV files, in this folder [default: none]; JSON names it in a file:
     /// {"output_path": "DIR", "job_name": "NAME"}.
-    #[arg(long, value_name = "DIR", value_parser = monitor)]
+    #[arg(long, value_name = "DIR", value_parser = parse::monitor)]
     pub(crate) csv_monitor: Option<MonitorConfig>,
     /// Curves for TensorBoard, in this folder [default: none].
-    #[arg(long, value_name = "DIR", value_parser = monitor)]
+    #[arg(long, value_name = "DIR", value_parser = parse::monitor)]
     pub(crate) tensorboard: Option<MonitorConfig>,
     /// Initial weights in PyTorch layout, safetensors.
-    #[arg(long, value_name = "FILE", value_parser = path)]
+    #[arg(long, value_name = "FILE", value_parser = parse::path)]
     pub(crate) init_from: Option<PathBuf>,
     /// Write the trained weights in PyTorch layout, safetensors.
-    #[arg(long, value_name = "FILE", value_parser = path)]
+    #[arg(long, value_name = "FILE", value_parser = parse::path)]
     pub(crate) save_weights: Option<PathBuf>,
 }
 
@@ -267,6 +271,7 @@ impl Settings {
             log_every_n_steps: set.log_every_n_steps.unwrap_or(default.log_every_n_steps),
             seed: set.seed.unwrap_or(default.seed),
             out: set.out,
+            node_local: set.node_local.unwrap_or(default.node_local),
             checkpoint: set.checkpoint.unwrap_or(default.checkpoint),
             resume: set.resume,
             csv_monitor: set.csv_monitor,
@@ -333,7 +338,7 @@ impl Settings {
 }
 
 /// All settings.
-const KEYS: [&str; 56] = [
+const KEYS: [&str; 57] = [
     "model",
     "layers",
     "heads",
@@ -384,6 +389,7 @@ const KEYS: [&str; 56] = [
     "deterministic",
     "fast_dev_run",
     "out",
+    "node_local",
     "checkpoint",
     "resume",
     "csv_monitor",
@@ -391,54 +397,6 @@ const KEYS: [&str; 56] = [
     "init_from",
     "save_weights",
 ];
-
-/// A path that can be recorded. Others are refused by name.
-fn path(text: &str) -> Result<PathBuf, std::convert::Infallible> {
-    Ok(PathBuf::from(text))
-}
-
-/// Two numbers of ranks.
-fn mesh(text: &str) -> Result<(usize, usize), String> {
-    let numbers = text.split_once(',').and_then(|(replicate, shard)| {
-        Some((replicate.trim().parse().ok()?, shard.trim().parse().ok()?))
-    });
-    numbers.ok_or_else(|| "write it as REPLICATE,SHARD, such as 2,4".to_owned())
-}
-
-/// A strategy's name or settings. What they mean is checked with all other settings.
-fn strategy(text: &str) -> Result<StrategyConfig, std::convert::Infallible> {
-    Ok(text.into())
-}
-
-/// A monitor's folder, with no folder of the job's own in it.
-fn monitor(text: &str) -> Result<MonitorConfig, std::convert::Infallible> {
-    Ok(MonitorConfig { output_path: text.into(), job_name: String::new() })
-}
-
-/// Units and the names of their precisions, as JSON.
-fn overrides(text: &str) -> Result<BTreeMap<String, String>, String> {
-    serde_json::from_str(text).map_err(|error| {
-        format!(r#"`{text}`: {error}; write it as {{"types=LayerNorm": "32-true"}}"#)
-    })
-}
-
-/// When checkpoints are saved, as JSON.
-fn checkpoint(text: &str) -> Result<CheckpointConfig, String> {
-    serde_json::from_str(text).map_err(|error| {
-        format!(r#"`{text}`: {error}; write it as {{"every_n_train_steps": 100}}"#)
-    })
-}
-
-/// A loss scale by name, number, or rule.
-fn loss_scale(text: &str) -> Result<LossScaleConfig, std::convert::Infallible> {
-    let number = text.parse().map(LossScaleConfig::Static);
-    Ok(number.unwrap_or_else(|_| LossScaleConfig::Name(text.to_owned())))
-}
-
-/// A schedule's name or settings.
-fn schedule(text: &str) -> Result<ScheduleConfig, std::convert::Infallible> {
-    Ok(text.into())
-}
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use burn::module::Module;
 use pyroclast::gpt::generate::{self, Request};
 use pyroclast::gpt::task::Decay;
-use pyroclast::gpt::weights::{self, TorchWeights};
+use pyroclast::gpt::weights::{self, InitialWeights};
 use pyroclast::gpt::{Gpt, GptConfig, GptTask, TextData, text};
 use pyroclast::output::RunFolder;
 use pyroclast::plan::Resume;
@@ -159,7 +159,7 @@ fn train(run: &mut Run) -> Result<(), Error> {
         .with_sampling(sampling.clone());
     let mut task = GptTask::new(*config);
     if let Some(path) = &settings.init_from {
-        task.initial = Some(TorchWeights::open(path)?);
+        task.initial = Some(InitialWeights::open(path)?);
     }
     if settings.decay_all == Some(true) {
         task.decay = Decay::All;

@@ -144,11 +144,15 @@ fn state_and_weights_can_be_restored_in_every_way() {
         let named = saved.bits.iter().find(|(known, _)| known == path);
         named.map(|(_, bits)| Numbers::F32(bits.iter().map(|b| f32::from_bits(*b)).collect()))
     };
+    let of_states = saved.state.iter().map(|(_, _, values)| values.len());
+    let elements: usize = saved.bits.iter().map(|(_, bits)| bits.len()).chain(of_states).sum();
     let continued = ways().map(|(_, setup)| {
         let ends = all_of(3, |group| {
             let (net, mut strategy) = DataParallel::new(Net::new(&device), group, &setup)?;
+            let mut asked = 0;
             let mut source =
                 |of: PieceOf, info: &crate::ParamInfo, range: std::ops::Range<usize>| {
+                    asked += range.len();
                     let all = match of {
                         PieceOf::Weights => weights(&info.path),
                         PieceOf::State(name) => state(name, &info.path),
@@ -160,9 +164,11 @@ fn state_and_weights_can_be_restored_in_every_way() {
             let net = step((net, &mut strategy), &[&loss])?;
             // Only rank 0 gets the whole of what is sharded.
             let net = strategy.whole(net)?;
-            Ok(if group.rank() == 0 { bits(&net) } else { vec![] })
+            Ok((if group.rank() == 0 { bits(&net) } else { vec![] }, asked))
         });
-        ends.into_iter().next()
+        let asked: usize = ends.iter().map(|(_, asked)| asked).sum();
+        assert_eq!(asked, elements, "every number is read once, by one rank");
+        ends.into_iter().next().map(|(bits, _)| bits)
     });
     assert!(continued.iter().all(|end| *end == continued[0] && end.is_some()));
 }
