@@ -18,6 +18,9 @@ mod resume;
 /// When checkpoints are made, and which are kept.
 mod checkpoints;
 
+/// Checkpoints that are written while training goes on, and what callbacks keep in them.
+mod asynchronous;
+
 /// Failures of user code end the whole run, with the right error first.
 mod failures;
 
