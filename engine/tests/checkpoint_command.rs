@@ -151,3 +151,85 @@ fn damage_and_wrong_input_are_one_line_and_exit_code_2() {
         assert!(!here.join(left).exists(), "{left}");
     }
 }
+
+/// Tensors of a safetensors file: name, type, shape, bytes.
+fn tensors(path: &Path) -> Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> {
+    let bytes = fs::read(path).expect("a file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let all = file.iter().map(|(name, view)| {
+        (name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec())
+    });
+    let mut all: Vec<_> = all.collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+#[test]
+fn the_import_of_an_export_is_the_same_bit_by_bit() {
+    let folder = trained(&["--precision=bf16-mixed"]);
+    let here = folder.path();
+    for (layout, dtype, heads) in [
+        ("torch", None, Some("--heads=2")),
+        ("burn", None, Some("--heads=2")),
+        ("burn", None, None),
+        ("torch", Some("--dtype=bf16"), Some("--heads=2")),
+        ("burn", Some("--dtype=f64"), Some("--heads=2")),
+    ] {
+        let name = format!("{layout}{}{}", dtype.unwrap_or_default(), heads.unwrap_or_default());
+        let [exported, imported, again] =
+            ["exported", "imported", "again"].map(|what| format!("{what}{name}"));
+        let layout = format!("--layout={layout}");
+        let command = |command: &str, from: &str, to: &str, more: &[&str]| {
+            let (from, to) = (format!("--from={from}"), format!("--to={to}"));
+            run(here, &[&["checkpoint", command, &from, &to, &layout], more].concat());
+        };
+        command("export", "run", &exported, dtype.as_slice());
+        command("import", &exported, &imported, heads.as_slice());
+        let verified = run(here, &["checkpoint", "verify", &format!("--from={imported}")]);
+        assert!(verified.contains("1 files"), "{verified}");
+        command("export", &imported, &again, &[]);
+        assert_eq!(tensors(&here.join(&again)), tensors(&here.join(&exported)), "{name}");
+    }
+    // It is begun from like any weights, generated with, and not continued.
+    let sizes = ["--layers=1", "--heads=2", "--width=16", "--context=8", "--batch-size=2"];
+    let begun = ["--lr=1e-30", "--weight-decay=0", "--val-check-interval=0", "--max-steps=1"];
+    let more = ["--init-from=importedtorch--heads=2", "--save-weights=w.safetensors", "--out=new"];
+    run(here, &[&["train"], &sizes[..], &begun, &more].concat());
+    assert_eq!(tensors(&here.join("w.safetensors")), tensors(&here.join("exportedtorch--heads=2")));
+    let inspected = run(here, &["checkpoint", "inspect", "--from=importedtorch--heads=2"]);
+    assert!(inspected.contains("checkpoint import"), "{inspected}");
+    let resumed = ["--resume=importedtorch--heads=2", "--out=other", "--max-steps=1"];
+    let output = pyroclast(here, &[&["train"], &sizes[..], &resumed].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("begin with them: init_from"), "{}", said(&output));
+}
+
+#[test]
+fn torch_files_are_imported_bit_by_bit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+    let from = format!("--from={}", golden.join("small.pt").display());
+    let import = ["checkpoint", "import", &from, "--heads=2"];
+    run(here, &[&import[..], &["--key=state_dict", "--to=new"]].concat());
+    run(here, &["checkpoint", "export", "--from=new", "--to=w.safetensors"]);
+    assert_eq!(tensors(&here.join("w.safetensors")), tensors(&golden.join("small.safetensors")));
+    fs::write(here.join("bad.pt"), b"no pickle").expect("a file");
+    let table: [(&[&str], &str); 7] = [
+        (&[&from, "--heads=2"], "but `state_dict.pos.weight`; name the dictionary"),
+        (&[&from, "--heads=2", "--key=model"], "[\"epoch\", \"state_dict\"]"),
+        (&[&from, "--heads=3", "--key=state_dict"], "heads"),
+        (&[&from, "--key=state_dict"], "heads"),
+        (&["--from=bad.pt", "--heads=2"], "bad.pt"),
+        (&["--from=nowhere.pt", "--heads=2"], "nowhere.pt"),
+        (&[&from, "--heads=2", "--key=state_dict", "--layout=burn"], "missing"),
+    ];
+    for (args, expected) in table {
+        let output = pyroclast(here, &[&["checkpoint", "import", "--to=other"], args].concat());
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+        assert!(said.contains(expected), "{args:?}: {said}");
+        assert!(!here.join("other").exists() && !here.join(".other").exists(), "{args:?}");
+    }
+}

@@ -7,6 +7,7 @@ mod targets;
 use std::fs;
 use std::path::Path;
 
+use pyroclast::checkpoint::Tensors;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -51,4 +52,27 @@ fn frames() {
 #[test]
 fn handshake() {
     run("handshake", targets::handshake);
+}
+
+/// Damaged files of `torch.save` and of safetensors are errors that name the file, or are read: never a panic.
+#[test]
+fn weights_from_elsewhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut refused = 0;
+    for name in ["small.pt", "small.safetensors"] {
+        let data = fs::read(pyroclast_tests::golden(name)).expect("a golden file");
+        let path = folder.path().join(name);
+        for seed in 0..COPIES {
+            fs::write(&path, damaged(&data, seed)).expect("a file");
+            let key = Some("state_dict").filter(|_| name == "small.pt");
+            let read = Tensors::open(&path, key).and_then(|tensors| {
+                tensors.names().into_iter().try_for_each(|name| tensors.read(name).map(drop))
+            });
+            if let Err(error) = read {
+                assert!(error.to_string().contains(name), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > COPIES / 2, "{refused}");
 }

@@ -1,6 +1,6 @@
 """
 Trains a GPT with `pyroclast train`, exports its checkpoint, and checks that PyTorch loads it strictly and finds the
-same validation loss.
+same validation loss; and that what PyTorch then saves is imported and exported again as the same bits.
 
     python tests/torch/check_export.py --pyroclast target/release/pyroclast
 """
@@ -49,6 +49,13 @@ def main():
             # Under bf16-mixed the engine validates with copies of 16 bits.
             tolerance = 2e-2 if "--precision=bf16-mixed" in way else 1e-5
             assert abs(ours - theirs) < tolerance, f"{way}: {ours} {theirs}"
+            saved, imported, again = (Path(folder) / name for name in ["model.pt", "imported", "again.safetensors"])
+            torch.save(dict(state_dict=model.state_dict()), saved)
+            key = ["--key=state_dict", f"--heads={MODEL['heads']}"]
+            subprocess.run([binary, "checkpoint", "import", f"--from={saved}", f"--to={imported}", *key], **quiet)
+            subprocess.run([binary, "checkpoint", "export", f"--from={imported}", f"--to={again}"], **quiet)
+            for name, weight in load_file(again).items():
+                assert torch.equal(weight, weights[name]) and weight.dtype == weights[name].dtype, name
             print(f"{' '.join(way)}: {ours:.6f}, torch {theirs:.6f}")
 
 

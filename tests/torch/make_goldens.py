@@ -3,6 +3,8 @@ Writes tests/golden/: what PyTorch makes of a tiny GPT, for the Rust tests to re
 
     text.txt            the training text, nonsense prose from the grammar below
     init.safetensors    the weights every case starts from
+    small.pt            a smaller GPT's weights as `torch.save` writes them, in three types, beside what a training keeps
+    small.safetensors   the same weights
     torch.json          settings, and for every case the loss and gradient norm of each step
     torch_f64.json      the same for some cases in double precision
     final_*.safetensors the weights after the last step of the SGD cases
@@ -126,11 +128,24 @@ def run_case(optimizer, clip, accumulate, dtype=torch.float32):
     return case
 
 
+def save_small():
+    """Weights of a GPT of other sizes in the file that training scripts make: a dictionary in a dictionary."""
+    torch.manual_seed(7)
+    weights = GPT(layers=2, heads=2, width=8, context=4).state_dict()
+    for name, dtype in [("tok.weight", torch.bfloat16), ("pos.weight", torch.float64), ("head.weight", torch.float16)]:
+        weights[name] = weights[name].to(dtype)
+    # Not contiguous, as a tied or a transposed weight is; the file has its strides.
+    weights["blocks.0.fc.weight"] = weights["blocks.0.fc.weight"].t().contiguous().t()
+    torch.save(dict(epoch=3, state_dict=weights), GOLDEN / "small.pt")
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, GOLDEN / "small.safetensors")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)  # one order of summation, whatever the machine
     GOLDEN.mkdir(exist_ok=True)
     (GOLDEN / "text.txt").write_bytes(make_text(TEXT_BYTES))
     save_file(make_weights(), GOLDEN / "init.safetensors")
+    save_small()
     train, val = load_text(GOLDEN / "text.txt", VAL_SPLIT)
     settings = dict(
         torch=torch.__version__,

@@ -124,7 +124,12 @@ fn sizes(tensors: &Tensors, heads: usize) -> Result<GptConfig, String> {
     let matrix = |name: &str| match tensors.shape(name) {
         Some(&[rows, columns]) => Ok([rows, columns]),
         Some(shape) => Err(format!("`{name}` has shape {shape:?}, which is no matrix")),
-        None => Err(format!("there is no `{name}`, so these are not a GPT's weights")),
+        None => Err(match tensors.names().into_iter().find(|inner| inner.ends_with(name)) {
+            Some(inner) => format!(
+                "there is no `{name}`, but `{inner}`; name the dictionary that it is in with key"
+            ),
+            None => format!("there is no `{name}`, so these are not a GPT's weights"),
+        }),
     };
     let [context, width] = matrix("pos.weight")?;
     let block = |name: &str| name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();

@@ -206,12 +206,6 @@ pub(super) fn restore<M: Module>(
     strategy: &mut DataParallel,
     checkpoint: &Checkpoint,
 ) -> Result<M, Error> {
-    let has_states = |tensor: &TensorEntry| !tensor.states.is_empty();
-    if checkpoint.manifest.samples == 0 && !checkpoint.manifest.tensors.values().any(has_states) {
-        let problem =
-            "the checkpoint has weights alone, as imported ones do; begin with them: init_from";
-        return Err(Error::setting("resume", problem));
-    }
     let infos = strategy.param_infos(&model);
     same_model(&infos, checkpoint).map_err(|problem| {
         Error::setting("resume", format!("the checkpoint is of another model: {problem}"))
@@ -269,6 +263,12 @@ pub(super) fn check_identity(
     config: &Value,
     dataset_len: u64,
 ) -> Result<(), Error> {
+    let has_states = |tensor: &TensorEntry| !tensor.states.is_empty();
+    if manifest.samples == 0 && !manifest.tensors.values().any(has_states) {
+        let problem =
+            "the checkpoint has weights alone, as imported ones do; begin with them: init_from";
+        return Err(Error::setting("resume", problem));
+    }
     let mut mistakes: Vec<Mistake> = IDENTITY
         .into_iter()
         .filter_map(|key| Some((key, manifest.config.get(key)?, config.get(key)?)))
